@@ -329,7 +329,7 @@ def _html_blocks(root: Tag) -> Iterator[str]:
         if text is not None:
             block.append(text)
             continue
-        paragraph = re.sub(r" ?\n ?", "\n", re.sub(r" {2,}", " ", "".join(block))).strip()
+        paragraph = re.sub(r" ?\n ?", "\n", re.sub(r" {2,}", " ", "".join(block))).strip().strip(_KEPT_LINE)
         if paragraph:
             yield paragraph.replace(_KEPT_SPACE, " ").replace(_KEPT_LINE, "\n")
         block = []
@@ -353,6 +353,8 @@ def _html_texts(root: Tag) -> Iterator[str | None]:
             yield node
         elif type(node) is NavigableString:
             yield _keep(str(node)) if kept else re.sub(r"\s+", " ", node)
+        elif isinstance(node, Tag) and node.name == "br":
+            yield "\n"
         elif isinstance(node, Tag) and node.name not in _DROPPED:
             kept = kept or node.name == "pre"
             around = _around(node.name)
@@ -363,8 +365,6 @@ def _html_texts(root: Tag) -> Iterator[str | None]:
 
 def _around(name: str) -> tuple[str | None, ...]:
     """Return what stands before and after the content of an element."""
-    if name == "br":
-        return ("\n",)
     if name in _CELLS:
         return (" ",)
     return () if name in _INLINE else (None,)

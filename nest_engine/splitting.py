@@ -38,7 +38,9 @@ _SPACE = regex.compile(r"\s+")
 _GRAPHEME = regex.compile(r"\X")
 _FINER = (_SENTENCE, _CLAUSE, _SPACE, _GRAPHEME)
 
-_SECTION_BORDER, _PARAGRAPH_BORDER, _SENTENCE_BORDER, _GLUED = 5, 4, 3, 0
+_SECTION_BORDER, _PARAGRAPH_BORDER, _SENTENCE_BORDER = 5, 4, 3
+# Behind "For example:", and behind a heading.
+_INTRODUCED_BORDER, _GLUED = 2, 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +85,24 @@ class _Splitter:
         border = _SECTION_BORDER
         for start, end in self._split(_PARAGRAPH, 0, len(self.text)):
             is_heading = start in headings
-            yield from self._parts(start, end, _SECTION_BORDER if is_heading else border, 0)
+            # What follows a heading is cut if the two would not fit into one passage.
+            limit = 0.5 if border == _GLUED else 1.0
+            yield from self._parts(start, end, _SECTION_BORDER if is_heading else border, 0, limit)
             # A heading that is a paragraph of its own stays with what follows it.
-            alone = is_heading and not self.text[headings[start] : end].strip()
-            border = _GLUED if alone else _PARAGRAPH_BORDER
+            if is_heading and not self.text[headings[start] : end].strip():
+                border = _GLUED
+            else:
+                border = _INTRODUCED_BORDER if self.text[start:end].rstrip().endswith(":") else _PARAGRAPH_BORDER
 
-    def _parts(self, start: int, end: int, border: int, level: int) -> Iterator[_Piece]:
+    def _parts(self, start: int, end: int, border: int, level: int, limit: float) -> Iterator[_Piece]:
+        """Yield text[start:end] whole if its cost is within the limit, else in finer and finer pieces."""
         cost = self._cost(start, end)
-        if cost <= 1 or level == len(_FINER):
+        if cost <= limit or level == len(_FINER):
             yield _Piece(start, end, border, cost)
             return
         for part_start, part_end in self._split(_FINER[level], start, end):
             part_border = border if part_start == start else _SENTENCE_BORDER - level
-            yield from self._parts(part_start, part_end, part_border, level + 1)
+            yield from self._parts(part_start, part_end, part_border, level + 1, limit)
 
     def _split(self, pattern: regex.Pattern[str], start: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the stretches of text[start:end] that end behind a match of `pattern`."""
@@ -122,15 +129,15 @@ class _Splitter:
 def _best_cut(pieces: list[_Piece]) -> int:
     """Choose where to end a passage: the index of the piece that starts the next one.
 
-    The best kind of border behind the middle of the passage wins, of equal ones the last.
+    The best kind of border behind the middle of the passage wins, of equal ones the last. Where
+    all of them would tear things apart that belong together, the first half counts too.
     """
-    last = len(pieces) - 1
-    filled, best = 0.0, last
-    for index in range(1, last + 1):
+    filled, best = 0.0, (False, -1, 0)
+    for index in range(1, len(pieces)):
         filled += pieces[index - 1].cost
-        if filled >= 0.5 and pieces[index].border >= pieces[best].border:
-            best = index
-    return best
+        border = pieces[index].border
+        best = max(best, (filled >= 0.5 and border >= _SENTENCE_BORDER, border, index))
+    return best[2]
 
 
 def split_document(document: Document, words: int = 150) -> list[Passage]:
