@@ -1,0 +1,1 @@
+"""Citations: from the places of copied tokens to ranges of characters."""

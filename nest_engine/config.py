@@ -1,0 +1,213 @@
+"""Every setting of the method in one frozen, validated object, and the named presets."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self, get_args
+
+from nest_engine.errors import ConfigError
+
+Mode = Literal["lm", "ra", "knn-lm", "nest", "ra-nest", "lossless"]
+"""What is combined: see the table of modes in `docs/concepts.md`."""
+
+KeyTransform = Literal["none", "standardize", "pca"]
+KeyFormat = Literal["float16", "float32"]
+
+
+def _setting(default: Any, help: str, unit: str = "") -> Any:
+    """A field whose help and unit the command line and the docs read from its metadata."""
+    return field(default=default, metadata={"help": help, "unit": unit})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestConfig:
+    """Settings of one generation. Equation numbers are those of arXiv:2405.19325.
+
+    The defaults are the paper's for a 7B model. `NestConfig.preset` gives other measured
+    sets, and `replace` a changed copy.
+
+    Raises:
+        ConfigError: If a value is out of its range; the message names the setting and the range.
+    """
+
+    mode: Mode = _setting("nest", "what is combined: lm, ra, knn-lm, nest, ra-nest or lossless")
+
+    top_passages: int = _setting(40, "passages searched for a prompt (the paper's b)", "passages")
+    prompt_passages: int = _setting(3, "passages put into the prompt in the ra modes", "passages")
+    passages_in_prompt: bool | None = _setting(
+        None, "put passages into the prompt; None: only in the ra modes. For lossless either is useful"
+    )
+    min_relevance: float | None = _setting(
+        None, "drop passages below this relevance; None: the source's own default; -inf: keep all"
+    )
+
+    key_layer: str | int = _setting(
+        "ffn", "what keys are: 'ffn' (input of the last feed-forward block), 'penultimate', or a layer's number"
+    )
+    key_transform: KeyTransform = _setting("none", "transform of keys and queries: none, standardize or pca")
+    key_format: KeyFormat = _setting("float16", "number format that keys are kept in: float16 or float32")
+    neighbors: int = _setting(1024, "nearest entries per search (the paper's r)", "entries")
+    mu: float | None = _setting(None, "sharpness of p_kNN in Eq. 2; None: 1 / sqrt(key dimension)")
+
+    alpha: float = _setting(0.3, "ratio at which LM and retrieval weigh the same (Eq. 4)")
+    tau: float = _setting(0.1, "softness of the weight's change around alpha (Eq. 4)")
+    knn_weight: float = _setting(0.7, "fixed weight of the LM in knn-lm mode (Eq. 3)")
+
+    delta: float = _setting(0.5, "a span starts only where lambda is at most this (Eq. 5)")
+    span_tokens: int = _setting(64, "longest draft (the paper's n)", "tokens")
+    gamma: float = _setting(5e-4, "leniency of the verification: smaller accepts more (Eq. 7)")
+    draft_chunk: int | None = _setting(
+        None, "draft tokens per forward pass, never visible in the output; None: adapts", "tokens"
+    )
+
+    max_new_tokens: int = _setting(256, "longest answer", "tokens")
+    temperature: float = _setting(0.0, "0: greedy; above: sampling at this temperature")
+    top_k: int | None = _setting(None, "sample from the k likeliest tokens only", "tokens")
+    top_p: float = _setting(1.0, "sample from the likeliest tokens that hold this probability")
+    seed: int = _setting(0, "seed of the sampling")
+    stop: tuple[str, ...] = _setting((), "strings that end the answer; they are not part of it")
+
+    min_citation_words: int = _setting(3, "shorter copies are counted but not shown as citations", "words")
+
+    def __post_init__(self) -> None:
+        """Validate every setting."""
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop or ()))
+        for name, (accepts, text) in _RANGES.items():
+            value = getattr(self, name)
+            try:
+                good = accepts(value)
+            except TypeError:
+                good = False
+            if not good:
+                raise ConfigError(f"{name} must be {text}, not {value!r}")
+
+    @property
+    def sampling(self) -> bool:
+        """Whether tokens are drawn (temperature above 0) and not the likeliest ones."""
+        return self.temperature > 0
+
+    @property
+    def uses_spans(self) -> bool:
+        """Whether drafts are copied from passages."""
+        return self.mode in ("nest", "ra-nest", "lossless")
+
+    @property
+    def uses_keys(self) -> bool:
+        """Whether passages are encoded into a token datastore."""
+        return self.mode in ("knn-lm", "nest", "ra-nest", "lossless")
+
+    @property
+    def reads_passages(self) -> bool:
+        """Whether passages stand in the prompt."""
+        if self.passages_in_prompt is not None:
+            return self.passages_in_prompt
+        return self.mode in ("ra", "ra-nest")
+
+    @property
+    def uses_passages(self) -> bool:
+        """Whether passages are searched for at all."""
+        return self.uses_keys or self.reads_passages
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some settings changed.
+
+        Raises:
+            ConfigError: If a setting does not exist or a value is out of range.
+        """
+        names = {f.name for f in dataclasses.fields(self)}
+        unknown = sorted(set(changes) - names)
+        if unknown:
+            raise ConfigError(f"no such setting: {', '.join(unknown)}; there are {', '.join(sorted(names))}")
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Self:
+        """Return a named set of settings, with `changes` on top.
+
+        Args:
+            name: A key of `PRESETS`: the paper's settings (`"paper-7b"`, ...) or a model's.
+            **changes: Settings that differ from the preset.
+
+        Raises:
+            ConfigError: If there is no such preset.
+        """
+        if name not in PRESETS:
+            raise ConfigError(f"no preset {name!r}; there are {', '.join(sorted(PRESETS))}")
+        mode = changes.get("mode", cls.mode)
+        return cls().replace(**{**PRESETS[name], **MODE_PRESETS.get((name, mode), {}), **changes})
+
+
+def _whole(value: Any, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
+
+def _real(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+
+
+def _count(low: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda v: _whole(v, low), f"a whole number, at least {low}"
+
+
+def _optional_count(low: int) -> tuple[Callable[[Any], bool], str]:
+    return lambda v: v is None or _whole(v, low), f"None or a whole number, at least {low}"
+
+
+def _choice(literal: Any) -> tuple[Callable[[Any], bool], str]:
+    return lambda v: v in get_args(literal), "one of " + ", ".join(map(repr, get_args(literal)))
+
+
+def _share(what: str) -> tuple[Callable[[Any], bool], str]:
+    return lambda v: _real(v) and 0 <= v <= 1, f"{what} from 0 to 1"
+
+
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "mode": _choice(Mode),
+    "top_passages": _count(1),
+    "prompt_passages": _count(1),
+    "passages_in_prompt": (lambda v: v is None or isinstance(v, bool), "None, True or False"),
+    "min_relevance": (lambda v: v is None or _real(v), "None or a number (-inf keeps every passage)"),
+    "key_layer": (
+        lambda v: v in ("ffn", "penultimate") or _whole(v, 0),
+        "'ffn', 'penultimate' or the number of a layer, counted from 0",
+    ),
+    "key_transform": _choice(KeyTransform),
+    "key_format": _choice(KeyFormat),
+    "neighbors": _count(1),
+    "mu": (lambda v: v is None or (_real(v) and 0 < v < math.inf), "None or a number above 0"),
+    "alpha": (lambda v: _real(v) and math.isfinite(v), "a finite number (useful: 0 to 1)"),
+    "tau": (lambda v: _real(v) and 0 < v < math.inf, "a number above 0 (the paper: 0.1)"),
+    "knn_weight": _share("a weight"),
+    "delta": _share("a threshold"),
+    "span_tokens": _count(1),
+    "gamma": (lambda v: _real(v) and 0 < v <= 1, "above 0 and at most 1"),
+    "draft_chunk": _optional_count(1),
+    "max_new_tokens": _count(1),
+    "temperature": (lambda v: _real(v) and 0 <= v < math.inf, "0 (greedy) or a number above"),
+    "top_k": _optional_count(1),
+    "top_p": (lambda v: _real(v) and 0 < v <= 1, "above 0 and at most 1"),
+    "seed": _count(0),
+    "stop": (lambda v: all(isinstance(s, str) and s for s in v), "a list of non-empty strings"),
+    "min_citation_words": _count(0),
+}
+
+_PAPER: dict[str, Any] = {"alpha": 0.3, "tau": 0.1, "delta": 0.5, "span_tokens": 64, "neighbors": 1024}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-7b": {**_PAPER, "gamma": 5e-4},
+    "paper-13b": {**_PAPER, "gamma": 5e-3},
+    "paper-70b": {**_PAPER, "gamma": 5e-2},
+    "paper-ra-nest": {**_PAPER, "gamma": 5e-1, "mode": "ra-nest"},
+    "paper-legal": {**_PAPER, "alpha": 0.2, "gamma": 5e-4},
+    # The best measured row of our own probe: docs/concepts.md tells what the others did.
+    "smollm2-135m-instruct": {**_PAPER, "gamma": 5e-2, "top_passages": 5, "key_transform": "none"},
+}
+"""Named settings: the paper's (section 8 of its appendix) and those measured for a model."""
+
+MODE_PRESETS: dict[tuple[str, str], dict[str, Any]] = {}
+"""Settings of a preset that differ in one mode, by (preset, mode)."""

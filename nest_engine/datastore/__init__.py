@@ -1,0 +1,1 @@
+"""The token datastore: encode passages into keys, keep them, search them."""

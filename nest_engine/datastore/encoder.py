@@ -1,0 +1,97 @@
+"""Passages to keys: read each passage on its own and keep the hidden state before every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nest_engine.config import KeyFormat
+from nest_engine.datastore.encoded import EncodedPassage, address
+from nest_engine.errors import KeyFormatError
+from nest_engine.lm.protocol import LanguageModel
+from nest_engine.lm.tokenizer import Tokenizer
+from nest_engine.passages import Passage
+
+_WINDOW = 2048
+"""Tokens read at once: longer passages are read in windows, whatever the model's context would allow."""
+
+_OVERLAP = 128
+"""Tokens of the text that a further window reads again, so that its keys have a context."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A part of one passage, as it is read.
+
+    Attributes:
+        token_ids: What the model reads.
+        skip: Positions at its start that give no key.
+    """
+
+    token_ids: list[int]
+    skip: int
+
+
+class PassageEncoder:
+    """Encodes passages with one model, in one number format."""
+
+    def __init__(self, lm: LanguageModel, tokenizer: Tokenizer, key_format: KeyFormat = "float16") -> None:
+        """Encode with `lm`; keys are rounded to `key_format` before anything uses them."""
+        self._lm = lm
+        self._tokenizer = tokenizer
+        self._format = key_format
+
+    def address(self, passage: Passage) -> str:
+        """The key store address of a passage: see `encoded.address`."""
+        return address(passage, self._lm.fingerprint, self._format)
+
+    def encode(self, passages: Sequence[Passage]) -> list[EncodedPassage]:
+        """Encode passages; what they hold does not depend on each other or on any prompt.
+
+        A passage longer than the model's window is read in overlapping windows; it stays one
+        passage, and citations refer to it as a whole.
+
+        Raises:
+            KeyFormatError: If a key is not finite in the number format.
+        """
+        texts = [self._tokenizer.encode(p.text) for p in passages]
+        windows = [self._windows(p, t.ids) for p, t in zip(passages, texts, strict=True)]
+        flat = [window for group in windows for window in group]
+        states = iter(self._lm.encode([window.token_ids for window in flat]))
+        encoded = []
+        for passage, text, group in zip(passages, texts, windows, strict=True):
+            # The last position of a window predicts nothing that is in it.
+            keys = [next(states)[window.skip : -1] for window in group]
+            keys_array = self._round(torch.cat(keys), passage) if keys else np.zeros((0, 0), self._format)
+            ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
+            encoded.append(EncodedPassage(ids, ends, keys_array, len(ids) - len(keys_array)))
+        return encoded
+
+    def _windows(self, passage: Passage, ids: list[int]) -> list[_Window]:
+        if not ids:
+            return []
+        context = self._tokenizer.prefix + self._tokenizer.encode(f"{passage.title}\n").ids
+        room = min(self._lm.context_window, _WINDOW) - len(context)
+        if room < 2:
+            raise KeyFormatError(f"the title of passage {passage.id} alone fills the model's window: shorten it")
+        overlap = min(_OVERLAP, room // 2)
+        # The key at the very first position of a sequence is an attention sink: it is left out.
+        windows = [_Window(context + ids[:room], max(len(context) - 1, 1))]
+        for start in range(room, len(ids), room - overlap):
+            token_ids = context + ids[start - overlap : start - overlap + room]
+            windows.append(_Window(token_ids, len(context) + overlap - 1))
+        return windows
+
+    def _round(self, keys: torch.Tensor, passage: Passage) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:
+        rounded: np.ndarray[tuple[int, ...], np.dtype[np.float16]] = (
+            keys.to(dtype=getattr(torch, self._format), device="cpu").contiguous().numpy()
+        )
+        if not np.isfinite(rounded).all():
+            raise KeyFormatError(
+                f"a key of passage {passage.id} is not finite in {self._format}; "
+                "use NestConfig(key_format='float32')" + (" or another key_layer" if self._format == "float32" else "")
+            )
+        return rounded

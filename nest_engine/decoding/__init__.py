@@ -1,0 +1,1 @@
+"""The method itself: mixture, spans, verification. It knows token ids and tensors, never text."""

@@ -1,0 +1,229 @@
+"""The decode loop: select a span, verify it, mask it (sections 5 and 6 of METHOD).
+
+It knows token ids, tensors and places, never text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from nest_engine.config import NestConfig
+from nest_engine.datastore.token_index import Place, TokenIndex
+from nest_engine.decoding.drafters import Drafter, NeighborDrafter
+from nest_engine.decoding.mixture import Mixture, mix
+from nest_engine.decoding.randomness import uniform
+from nest_engine.decoding.reader import LogitsProcessor, Reader
+from nest_engine.decoding.sampling import draw, warp
+from nest_engine.lm.protocol import LanguageModel
+
+Finish = Literal["end", "length"]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """One token of the answer.
+
+    Attributes:
+        token: Its id.
+        place: Where it was copied from; None where it is the LM's own.
+        weight: Lambda at its position. The first token of a span and the rest were judged with theirs.
+        is_neighbor: Whether some neighbor had it as value although it is the LM's own.
+    """
+
+    token: int
+    place: Place | None
+    weight: float
+    is_neighbor: bool = False
+
+
+class _End(Exception):  # noqa: N818 - it is a signal and not an error
+    """The answer ends with the token before."""
+
+
+class DecodeLoop:
+    """Generates one answer, a token at a time.
+
+    Attributes:
+        reader: The tokens so far, and counts of what was read.
+        steps: Rounds of the method so far: a token chosen by itself, or one n-gram of a span
+            with the token that replaces its first rejected one.
+        finish: Why the answer ended, once it has.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        prompt: Sequence[int],
+        index: TokenIndex | None,
+        config: NestConfig,
+        processors: Sequence[LogitsProcessor] = (),
+        drafter: Drafter | None = None,
+    ) -> None:
+        """Prepare to answer.
+
+        Args:
+            lm: The model.
+            prompt: Token ids of the prompt, at least one.
+            index: The datastore; None in the modes without one.
+            config: The settings.
+            processors: The caller's logits processors.
+            drafter: Proposes spans; by default the neighbor drafter over `index`.
+        """
+        self.reader = Reader(lm, prompt, processors)
+        self.steps = 0
+        self.finish: Finish | None = None
+        self._config = config
+        self._end_ids = lm.end_ids
+        self._prompt_length = len(prompt)
+        self._index = index
+        self._drafter = drafter
+        if drafter is None and index is not None and config.uses_spans:
+            self._drafter = NeighborDrafter(index, config)
+        # Lossless verifies against the LM alone; retrieval only drafts.
+        self._mixed_index = index if config.uses_keys and config.mode != "lossless" else None
+        self._mixture: Mixture | None = None
+        self._mixture_key = (0, 0, 0)  # reading, version of the masks, first row
+        self._accepted_before = 0  # guesses that had come true when the last pass was made
+        self._sentence_ended = False
+
+    @property
+    def _position(self) -> int:
+        """Position of the next token in the answer."""
+        return len(self.reader.tokens) - self._prompt_length
+
+    def run(self) -> Generator[Emission]:
+        """Yield the tokens of the answer, without the one that ends it."""
+        try:
+            while self._position < self._config.max_new_tokens:
+                self.steps += 1
+                yield from self._step()
+            self.finish = "length"
+        except _End:
+            self.finish = "end"
+
+    def _step(self) -> Iterator[Emission]:
+        """Choose a token; emit it alone, or as the start of a span (Eq. 5 and 6)."""
+        mixture, row = self._mix()
+        token = self._choose(mixture, row)
+        place = self._drafter.start(token, mixture, row) if self._drafter else None
+        if place is None or self._index is None or token in self._end_ids:
+            yield self._emit_own(token, mixture, row)
+        else:
+            yield from self._follow(self._index, place, float(mixture.weights[row]))
+
+    def _follow(self, index: TokenIndex, place: Place, weight: float) -> Iterator[Emission]:
+        """Copy from a place on, n-gram by n-gram, until a rejection or the passage's end (algorithm 1)."""
+        tokens = index.token_ids[place.passage]
+        start, n = place.position, self._config.span_tokens
+        verified = False  # the span's first token was chosen from p_M, and needs no more
+        while start < len(tokens) and self._position < self._config.max_new_tokens:
+            if verified:
+                self.steps += 1
+            draft = [Place(place.passage, i) for i in range(start, min(start + n, len(tokens)))]
+            accepted = 0
+            try:
+                for emission in self._verify_draft(index, draft, None if verified else weight):
+                    yield emission
+                    if emission.place is None:
+                        return
+                    accepted += 1
+            finally:
+                if self._config.mode != "lossless":
+                    index.mask(draft[:accepted])
+            start, verified = start + n, True
+
+    def _verify_draft(
+        self, index: TokenIndex, draft: Sequence[Place], first_weight: float | None
+    ) -> Iterator[Emission]:
+        """Emit the tokens of a draft that are accepted, then the token that replaces the first rejected one (Eq. 7).
+
+        Args:
+            index: The datastore that the draft comes from.
+            draft: Places of the draft's tokens, in one passage.
+            first_weight: Lambda of a first token that is already accepted; None to verify it too.
+        """
+        tokens = [int(index.token_ids[place.passage][place.position]) for place in draft]
+        for number, (token, place) in enumerate(zip(tokens, draft, strict=True)):
+            if self._position >= self._config.max_new_tokens:
+                return
+            if number == 0 and first_weight is not None:
+                weight = first_weight
+            else:
+                mixture, row = self._mix(tokens[number:])
+                if not self._accept(token, mixture, row):
+                    yield self._emit_own(self._choose(mixture, row), mixture, row)
+                    return
+                weight = float(mixture.weights[row])
+            self.reader.push(token)
+            self._sentence_ended = index.ends_sentence(place)
+            yield Emission(token, place, weight)
+
+    def _accept(self, token: int, mixture: Mixture, row: int) -> bool:
+        """Whether a draft token is kept (Eq. 7); in lossless mode, whether the LM alone says the same."""
+        if self._config.mode == "lossless":
+            return token == self._choose(mixture, row)
+        p = mixture.probability(token, row)
+        chance = min(1.0, p / (self._config.gamma * mixture.best_probabilities[row]))
+        if self._config.sampling:
+            return uniform(self._config.seed, self._position, "accept") <= chance
+        return chance > 0.5
+
+    def _choose(self, mixture: Mixture, row: int) -> int:
+        """The likeliest token, or a drawn one. In lossless mode the mixture is the LM alone."""
+        if not self._config.sampling:
+            return mixture.best_tokens[row]
+        u = uniform(self._config.seed, self._position, "choose")
+        return draw(warp(mixture.distribution(row), self._config), u)
+
+    def _emit_own(self, token: int, mixture: Mixture, row: int) -> Emission:
+        """Emit a token that belongs to the LM.
+
+        Raises:
+            _End: If it is an end token.
+        """
+        if token in self._end_ids:
+            raise _End
+        hit = len(mixture.neighbors_with(token, row)) > 0
+        self.reader.push(token)
+        self._sentence_ended = False
+        return Emission(token, None, float(mixture.weights[row]), hit)
+
+    def _mix(self, draft: Sequence[int] = ()) -> tuple[Mixture, int]:
+        """p_M for the next token: the mixture, and the row in it.
+
+        Args:
+            draft: The tokens that may follow: some of them are read in the same forward pass.
+
+        Raises:
+            _End: If a copied sentence has just ended and the LM would end the answer here.
+        """
+        reader = self.reader
+        if not reader.is_read:
+            reader.read(self._guess(draft))
+            self._accepted_before = reader.counts.accepted
+        version = self._mixed_index.version if self._mixed_index is not None else 0
+        reading, masks, first = self._mixture_key
+        if self._mixture is None or (reading, masks) != (reader.readings, version) or reader.row < first:
+            logits, queries = reader.rows()
+            self._mixture = mix(logits, queries, self._mixed_index, self._config)
+            self._mixture_key = (reader.readings, version, reader.row)
+        row = reader.row - self._mixture_key[2]
+        self._end_sentence(self._mixture, row)
+        return self._mixture, row
+
+    def _guess(self, draft: Sequence[int]) -> Sequence[int]:
+        """How much of a draft to read ahead: a matter of speed only."""
+        if self._drafter is None or not draft:
+            return ()
+        if self.reader.guessed:
+            self._drafter.learn(self.reader.guessed, self.reader.counts.accepted - self._accepted_before)
+        # What lies behind the last token of the answer need not be known.
+        room = self._config.max_new_tokens - self._position - 1
+        return draft[: max(0, min(self._drafter.chunk() - 1, room))]
+
+    def _end_sentence(self, mixture: Mixture, row: int) -> None:
+        """Passages hold no end token: end where a copied sentence did, if that is the LM's own choice too."""
+        if self._sentence_ended and self._config.mode != "lossless" and mixture.lm_tokens[row] in self._end_ids:
+            raise _End

@@ -1,0 +1,391 @@
+"""`NestEngine`: retrieve passages, open their token datastore, decode, cite."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+
+from nest_engine.citations.builder import CitationBuilder
+from nest_engine.config import PRESETS, NestConfig
+from nest_engine.datastore.encoded import EncodedPassage
+from nest_engine.datastore.encoder import PassageEncoder
+from nest_engine.datastore.sentences import sentence_ends
+from nest_engine.datastore.statistics import load_transform
+from nest_engine.datastore.store import KeyStore, MemoryKeyStore, get_or_encode
+from nest_engine.datastore.token_index import TokenIndex
+from nest_engine.datastore.transform import KeyTransform
+from nest_engine.decoding.loop import DecodeLoop
+from nest_engine.decoding.reader import LogitsProcessor
+from nest_engine.errors import ConfigError, PassageError, SourceError
+from nest_engine.generation import FinishReason, Generation, GenerationPiece, Seconds, Stats
+from nest_engine.lm.detokenizer import Detokenizer
+from nest_engine.lm.loading import LoadedModel, load_model
+from nest_engine.lm.prompts import Message, Prompt, PromptBuilder, Task, find_query, to_messages
+from nest_engine.passages import Passage, ScoredPassage
+from nest_engine.progress import progress_bar
+from nest_engine.retrieval.source import PassageSource
+from nest_engine.transcript import Transcript
+
+logger = logging.getLogger(__name__)
+
+
+class NestEngine:
+    """Answers prompts with one model, from passages, with citations.
+
+    An engine can be used from several threads: each call has its own cache, masks and
+    citations, and only forward passes take turns.
+
+    Attributes:
+        config: The settings that calls start from.
+        store: Where passages' keys are kept.
+        model: The language model and its tokenizer.
+    """
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        config: NestConfig | None = None,
+        *,
+        store: KeyStore | None = None,
+        progress: bool = False,
+    ) -> None:
+        """Use a loaded model.
+
+        Args:
+            model: From `load_model` or `wrap_model`, with the configuration's `key_layer`.
+            config: Settings; by default the preset named like the model, else the paper's.
+            store: Where keys are kept; by default in memory.
+            progress: Show progress bars for long work, on standard error.
+        """
+        self.model = model
+        self.config = config if config is not None else _default_config(model.name)
+        self.store: KeyStore = store if store is not None else MemoryKeyStore()
+        self._progress = progress
+        self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
+        self._transforms: dict[tuple[str, str], KeyTransform] = {}
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        config: NestConfig | None = None,
+        device: str | torch.device | None = None,
+        device_map: Any = None,
+        dtype: str | torch.dtype | None = None,
+        store: KeyStore | None = None,
+        model_arguments: Mapping[str, Any] | None = None,
+        progress: bool = False,
+    ) -> Self:
+        """Load a model by name and make an engine of it.
+
+        Args:
+            name: A demo model (`"smollm2-135m-instruct"`), a folder, a `.gguf` file, or a hub id.
+            config: Settings; by default the preset named like the model, else the paper's.
+            device: Where to put the model; by default the CPU.
+            device_map: Spread the model over devices, instead of `device`.
+            dtype: Number format of the weights; by default float32 on a CPU, else the model's own.
+            store: Where keys are kept; by default in memory.
+            model_arguments: More arguments of transformers' `from_pretrained`.
+            progress: Show progress bars for long work, on standard error.
+
+        Raises:
+            ModelNotFoundError: If there is no such model.
+            UnsupportedModelError: If NEST cannot run on it.
+            ConfigError: If the arguments contradict each other.
+        """
+        config = config if config is not None else _default_config(str(name))
+        model = load_model(
+            name,
+            key_layer=config.key_layer,
+            device=device,
+            device_map=device_map,
+            dtype=dtype,
+            model_arguments=model_arguments,
+            progress=progress,
+        )
+        return cls(model, config, store=store, progress=progress)
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        source: PassageSource | None = None,
+        passages: Sequence[Passage] | None = None,
+        query: str | None = None,
+        task: Task | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        config: NestConfig | None = None,
+        **settings: Any,
+    ) -> Generation:
+        """Answer a prompt: see `stream` for the arguments and errors."""
+        generation = None
+        for piece in self.stream(
+            prompt,
+            source=source,
+            passages=passages,
+            query=query,
+            task=task,
+            logits_processors=logits_processors,
+            template_arguments=template_arguments,
+            config=config,
+            **settings,
+        ):
+            generation = piece.generation
+        if generation is None:
+            raise RuntimeError("a stream ended without its last piece")
+        return generation
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        source: PassageSource | None = None,
+        passages: Sequence[Passage] | None = None,
+        query: str | None = None,
+        task: Task | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        template_arguments: Mapping[str, Any] | None = None,
+        config: NestConfig | None = None,
+        **settings: Any,
+    ) -> Iterator[GenerationPiece]:
+        """Answer a prompt piece by piece. Closing the iterator ends the work.
+
+        Args:
+            prompt: A question, or chat messages.
+            source: Where to search passages.
+            passages: The passages to answer from, instead of a source; all of them are used.
+            query: What to search for; by default the last user message.
+            task: How the prompt is worded; by default `"question"` for a text and `"chat"` for messages.
+            logits_processors: As in transformers; each is a function of the tokens so far.
+            template_arguments: More variables for the chat template.
+            config: Settings instead of the engine's.
+            **settings: Single settings that differ, such as `mode="lossless"` or `stop=["END"]`.
+
+        Returns:
+            The pieces; the last one has the whole `Generation`.
+
+        Raises:
+            ConfigError: If a setting is unknown or out of range, or both source and passages are given.
+            PromptError: If the prompt is empty or malformed.
+            ContextOverflowError: If prompt and token limit do not fit the model's context window.
+            SourceError: If the source fails.
+        """
+        chosen = (config or self.config).replace(**settings)
+        if chosen.key_layer != self.config.key_layer:
+            raise ConfigError("key_layer is fixed when the engine is made: make another engine for another layer")
+        if source is not None and passages is not None:
+            raise ConfigError("give source or passages, not both")
+        call = _Call(
+            prompt=to_messages(prompt),
+            task=task or ("question" if isinstance(prompt, str) else "chat"),
+            query=query if query is not None else find_query(to_messages(prompt)),
+            config=chosen,
+            processors=tuple(logits_processors),
+            template_arguments=dict(template_arguments or {}),
+        )
+        # The checks above happen now; what follows, when the first piece is asked for.
+        return self._answer(call, source, passages)
+
+    def _answer(
+        self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
+    ) -> Iterator[GenerationPiece]:
+        clock = _Clock()
+        with clock.measure("retrieve"):
+            found = self._retrieve(call, source, passages)
+        prompt = self._build_prompt(call, found)
+        with clock.measure("encode"):
+            texts = [scored.passage for scored in found] if call.config.uses_keys else []
+            encoded = self.encode(texts, call.config)
+            index = self._open_index(texts, encoded, call.config) if texts else None
+        loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors)
+        builder = CitationBuilder(texts, [e.ends for e in encoded], call.config.min_citation_words)
+        transcript = Transcript(Detokenizer(self.model.tokenizer), builder, call.config.stop)
+        yield from self._decode(loop, transcript, clock)
+        last = transcript.finish()
+        reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
+        stats = _stats(call.config, loop, transcript, clock, len(prompt.ids), len(found))
+        generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found))
+        yield GenerationPiece(last.text, last.citations, generation)
+
+    def _decode(self, loop: DecodeLoop, transcript: Transcript, clock: _Clock) -> Iterator[GenerationPiece]:
+        emissions = loop.run()
+        stage = "prefill"
+        while not transcript.stopped:
+            with clock.measure(stage):
+                emission = next(emissions, None)
+                piece = transcript.add(emission) if emission is not None else None
+            if piece is None:
+                break
+            stage = "decode"
+            if piece.text or piece.citations:
+                yield piece
+        emissions.close()
+
+    def encode(self, passages: Sequence[Passage], config: NestConfig | None = None) -> list[EncodedPassage]:
+        """Look up or compute the keys of passages, and keep them in the engine's store.
+
+        Args:
+            passages: What to encode.
+            config: Settings instead of the engine's (`key_format` matters).
+
+        Returns:
+            The encoded passages, in the same order.
+        """
+        encoder = PassageEncoder(self.model.lm, self.model.tokenizer, (config or self.config).key_format)
+        with progress_bar("encoding passages", len(passages), enabled=self._progress and len(passages) > 1) as report:
+            return get_or_encode(passages, encoder, self.store, report)
+
+    def _retrieve(
+        self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
+    ) -> list[ScoredPassage]:
+        config = call.config
+        if not config.uses_passages:
+            return []
+        if passages is not None:
+            found = [ScoredPassage(_check_passage(p)) for p in passages]
+        elif source is not None:
+            k = config.top_passages if config.uses_keys else config.prompt_passages
+            found = search(source, call.query, k)
+            found = _relevant(found, config.min_relevance, source)
+        else:
+            found = []
+        if not found:
+            logger.warning("no passages for this prompt: the answer is the plain model's, without citations")
+        return _distinct(found)
+
+    def _build_prompt(self, call: _Call, found: Sequence[ScoredPassage]) -> Prompt:
+        background = found[: call.config.prompt_passages] if call.config.reads_passages else []
+        return self._prompts.build(
+            call.prompt,
+            task=call.task,
+            passages=[scored.passage for scored in background],
+            query=call.query,
+            new_tokens=call.config.max_new_tokens,
+            template_arguments=call.template_arguments,
+        )
+
+    def _open_index(
+        self, passages: Sequence[Passage], encoded: Sequence[EncodedPassage], config: NestConfig
+    ) -> TokenIndex:
+        return TokenIndex(
+            encoded,
+            self._transform(config),
+            device=self.model.lm.device,
+            dtype=self.model.lm.dtype,
+            sentence_ends=[sentence_ends(p.text, e.ends) for p, e in zip(passages, encoded, strict=True)],
+        )
+
+    def _transform(self, config: NestConfig) -> KeyTransform:
+        """The key transform, made once: its statistics depend on model and key layer only."""
+        key = (config.key_transform, config.key_format)
+        if key not in self._transforms:
+            self._transforms[key] = load_transform(
+                config.key_transform, lambda passages: [e.keys for e in self.encode(passages, config)]
+            )
+        return self._transforms[key]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of the engine, checked."""
+
+    prompt: list[Message]
+    task: Task
+    query: str
+    config: NestConfig
+    processors: tuple[LogitsProcessor, ...]
+    template_arguments: dict[str, Any]
+
+
+@dataclass
+class _Clock:
+    """Adds up the seconds of the stages."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+    def read(self) -> Seconds:
+        return Seconds(**self.seconds, total=sum(self.seconds.values()))
+
+
+def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
+    """Search a source and check what it returns.
+
+    Raises:
+        SourceError: If the source raises or returns something else than scored passages.
+    """
+    try:
+        found = list(source.search(query, k))
+    except SourceError:
+        raise
+    except Exception as error:
+        raise SourceError(f"{type(source).__name__}.search failed: {error}") from error
+    for item in found:
+        if not isinstance(item, ScoredPassage):
+            raise SourceError(
+                f"{type(source).__name__}.search returned a {type(item).__name__}; it must return ScoredPassage items"
+            )
+    return found[:k]
+
+
+def _relevant(
+    found: Sequence[ScoredPassage], min_relevance: float | None, source: PassageSource
+) -> list[ScoredPassage]:
+    threshold = min_relevance if min_relevance is not None else getattr(source, "min_relevance", None)
+    if threshold is None:
+        return list(found)
+    return [s for s in found if s.relevance is None or s.relevance >= threshold]
+
+
+def _distinct(found: Sequence[ScoredPassage]) -> list[ScoredPassage]:
+    """Each passage once, even where a source returns it twice."""
+    first: dict[tuple[str, str], ScoredPassage] = {}
+    for scored in found:
+        first.setdefault((scored.passage.id, scored.passage.text), scored)
+    return list(first.values())
+
+
+def _check_passage(passage: object) -> Passage:
+    if not isinstance(passage, Passage):
+        raise PassageError(f"passages must be Passage objects, not {type(passage).__name__}: use Passage(text=...)")
+    return passage
+
+
+def _default_config(name: str) -> NestConfig:
+    return NestConfig.preset(name) if name in PRESETS else NestConfig()
+
+
+def _stats(
+    config: NestConfig, loop: DecodeLoop, transcript: Transcript, clock: _Clock, prompt_tokens: int, passages: int
+) -> Stats:
+    counts = loop.reader.counts
+    return Stats(
+        mode=config.mode,
+        tokens=transcript.tokens,
+        attributed_tokens=transcript.attributed,
+        neighbor_hits=transcript.neighbor_hits,
+        steps=loop.steps,
+        lm_calls=counts.lm_calls,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        lambda_mean=transcript.weights / transcript.tokens if transcript.tokens else 1.0,
+        prompt_tokens=prompt_tokens,
+        passages=passages,
+        seconds=clock.read(),
+    )

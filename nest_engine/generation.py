@@ -1,0 +1,116 @@
+"""What a generation gives back: text, citations and statistics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from nest_engine.citations.citation import Citation
+from nest_engine.passages import ScoredPassage
+
+FinishReason = Literal["end", "length", "stop"]
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time went, in seconds of wall clock.
+
+    Attributes:
+        retrieve: Searching passages.
+        encode: Opening the token datastore: looking keys up and encoding what was not kept.
+        prefill: Until the first token: reading the prompt.
+        decode: All further tokens.
+        total: From the call to the end; for a stream, time that the consumer spends is not counted.
+    """
+
+    retrieve: float = 0.0
+    encode: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counts of one generation.
+
+    These always hold: `attributed_tokens <= tokens`, `accepted <= drafted`,
+    `steps <= tokens + 1`, and `tokens == lm_calls + accepted - ended`, where `ended` is 1 for an
+    answer that ended by itself, 0 for one cut by the limit, and either for one cut by a stop
+    string: each forward pass decides one token besides the guesses that come true, and an
+    answer that ends by itself spends the last decision on its end.
+
+    Attributes:
+        mode: The mode.
+        tokens: Tokens of the answer, without the one that ends it.
+        attributed_tokens: Tokens that were emitted as part of a span.
+        neighbor_hits: Tokens of the LM's own that some neighbor had as value.
+        steps: Rounds of the method: a token chosen by itself, or one n-gram of a span.
+        lm_calls: Forward passes while answering, that of the prompt included.
+        drafted: Tokens read ahead in them as guesses.
+        accepted: Guesses that came true.
+        lambda_mean: Mean weight of the LM over the answer's tokens.
+        prompt_tokens: Tokens of the prompt.
+        passages: Passages searched and found relevant.
+        seconds: Where the time went.
+    """
+
+    mode: str
+    tokens: int
+    attributed_tokens: int
+    neighbor_hits: int
+    steps: int
+    lm_calls: int
+    drafted: int
+    accepted: int
+    lambda_mean: float
+    prompt_tokens: int = 0
+    passages: int = 0
+    seconds: Seconds = field(default_factory=Seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The statistics as plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer.
+
+    Attributes:
+        text: The answer.
+        citations: What of it was copied, in reading order.
+        stats: Counts and times.
+        finish_reason: `"end"`: by itself; `"length"`: at the token limit; `"stop"`: at a stop string.
+        passages: The passages that were searched and found relevant, best first.
+    """
+
+    text: str
+    citations: tuple[Citation, ...]
+    stats: Stats
+    finish_reason: FinishReason
+    passages: tuple[ScoredPassage, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Text, citations and statistics as plain values, as the command line prints them."""
+        return {
+            "text": self.text,
+            "citations": [citation.to_dict() for citation in self.citations],
+            "stats": self.stats.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class GenerationPiece:
+    """A piece of a streamed answer.
+
+    Attributes:
+        text: What the answer grows by, possibly nothing.
+        citations: Citations that are final by now and were not in an earlier piece; their
+            ranges count from the start of the whole answer.
+        generation: The whole answer, with the last piece only.
+    """
+
+    text: str
+    citations: tuple[Citation, ...] = ()
+    generation: Generation | None = None

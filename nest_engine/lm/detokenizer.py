@@ -1,0 +1,54 @@
+"""Token ids to text, piece by piece, as they come."""
+
+from __future__ import annotations
+
+from nest_engine.lm.tokenizer import Tokenizer
+
+_INCOMPLETE = "\ufffd"
+_LONGEST_CHARACTER = 4
+"""UTF-8 bytes of a character at most: what is still incomplete after more tokens is broken for good."""
+
+
+class Detokenizer:
+    """Turns a growing list of tokens into a growing text.
+
+    A token's text can depend on the one before it (a space that is stripped at the start of
+    a text), and one character can be spread over several tokens. So a few tokens are decoded
+    again with each new one, and characters are given out when they are complete.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Begin an empty text."""
+        self._tokenizer = tokenizer
+        self._ids: list[int] = []
+        self._shown = 0  # tokens whose text is given out
+        self._anchor = 0  # where decoding starts again, before `_shown`
+        self.ends: list[int] = []
+        self.text = ""
+
+    def add(self, token: int) -> str:
+        """Add a token and return the characters that are complete by it, possibly none."""
+        self._ids.append(token)
+        before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
+        now = self._tokenizer.decode(self._ids[self._anchor :])
+        waiting = len(self._ids) - self._shown
+        complete = not now.endswith(_INCOMPLETE) or waiting > _LONGEST_CHARACTER
+        new = now[len(before) :] if complete else ""
+        if new:
+            self._anchor, self._shown = self._shown, len(self._ids)
+        self._keep(new)
+        return new
+
+    def flush(self) -> str:
+        """Return what is left of an incomplete character at the end, as replacement characters."""
+        before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
+        rest = self._tokenizer.decode(self._ids[self._anchor :])[len(before) :]
+        self._shown = self._anchor = len(self._ids)
+        self.text += rest
+        if self.ends:
+            self.ends[-1] = len(self.text)
+        return rest
+
+    def _keep(self, new: str) -> None:
+        self.text += new
+        self.ends.append(len(self.text))
