@@ -15,6 +15,7 @@ import regex
 
 _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Yi}"
+    r"ー々〆〇"  # shared by scripts, used in Chinese and Japanese only
     r"\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}\p{Tai_Le}\p{New_Tai_Lue}\p{Tai_Tham}\p{Javanese}\p{Balinese}]"
 )
 _LETTER = rf"[[\p{{Alphabetic}}\p{{N}}_]--\p{{M}}--{_UNSPACED}]"

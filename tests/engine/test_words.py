@@ -36,6 +36,7 @@ from nest_engine.words import count_words, word_ends, word_units
         ("水", 0),
         ("黑豹队。防守", 2),
         ("ひらがなカタカナ漢字", 5),
+        ("コーヒー時々", 3),
         ("สวัสดี", 2),
         ("用Python写代码", 3),
         ("136 次", 1),

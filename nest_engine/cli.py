@@ -1,0 +1,368 @@
+"""The command line: `nest-engine demo` and `nest-engine ask`.
+
+Answers go to standard output; progress, warnings and errors to standard error.
+Exit codes: 0, 2 for a wrong use or any `NestError`, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from nest_engine.config import PRESETS, Mode, NestConfig
+from nest_engine.errors import ConfigError, NestError, StoreError
+from nest_engine.home import nest_home
+from nest_engine.jsonl import Question
+from nest_engine.passages import Passage
+
+if TYPE_CHECKING:
+    from nest_engine.engine import NestEngine
+    from nest_engine.generation import Generation
+    from nest_engine.retrieval import Bm25Source, FaissSource, HybridSource
+
+    Source = Bm25Source | FaissSource | HybridSource
+
+DEMO_MODEL = "smollm2-135m-instruct"
+DEMO_QUESTIONS = (
+    "How does the with statement work?",
+    "What does the global statement do?",
+    "When are the default parameter values of a function evaluated?",
+    "What happens when no except clause matches the exception?",
+    "hello",
+)
+
+# The keys that `--json` prints, in this order. A promise to programs: docs/cli.md describes them.
+CITATION_KEYS = ("number", "kind", "start", "end", "passage_id", "title", "source_start", "source_end", "text")
+STATS_KEYS = (
+    "mode",
+    "tokens",
+    "attributed_tokens",
+    "neighbor_hits",
+    "steps",
+    "lm_calls",
+    "drafted",
+    "accepted",
+    "lambda_mean",
+    "seconds",
+)
+SECONDS_KEYS = ("retrieve", "encode", "prefill", "decode", "total")
+
+# What is not a flag made from the configuration: the mode has one of its own.
+_NO_FLAGS = {"mode"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments: What follows the program's name; by default that of this process.
+
+    Returns:
+        The exit code.
+    """
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    _log_to_stderr(chosen)
+    try:
+        return int(chosen.run(chosen))
+    except NestError as error:
+        if chosen.debug:
+            raise
+        _complain(error)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader, `head` say, has gone. Python would complain once more when it flushes at exit.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+# --- commands -------------------------------------------------------------------------
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    """Answer questions from the Python language reference."""
+    from nest_engine.python_reference import python_passages
+
+    config = _config(chosen)
+    source = _cached_source(python_passages(), "python-reference", chosen)
+    engine = _engine(chosen, config)
+    questions: Iterable[str] = chosen.question or ([] if chosen.interactive else DEMO_QUESTIONS)
+    if chosen.interactive:
+        questions = _then_typed(questions)
+    return _answer_all((Question(str(n), text) for n, text in enumerate(questions, 1)), engine, source, chosen)
+
+
+def _ask(chosen: argparse.Namespace) -> int:
+    """Answer questions from the user's documents or passages."""
+    config = _config(chosen)
+    questions = _questions(chosen)
+    passages = _passages(chosen, config)
+    source = _new_source(passages, chosen) if passages and config.uses_passages else None
+    return _answer_all(questions, _engine(chosen, config), source, chosen)
+
+
+def _questions(chosen: argparse.Namespace) -> list[Question]:
+    from nest_engine.jsonl import read_questions
+
+    if (chosen.question is None) == (chosen.questions is None):
+        hint = ", in front of --docs" if chosen.docs and not chosen.questions else ""
+        raise ConfigError(f"give one question{hint}, or a file of them with --questions")
+    if chosen.questions is not None:
+        return read_questions(chosen.questions)
+    return [Question("1", chosen.question)]
+
+
+def _passages(chosen: argparse.Namespace, config: NestConfig) -> list[Passage]:
+    from nest_engine.documents import read_documents, read_passages, split_document
+
+    if chosen.passages is not None:
+        return read_passages(chosen.passages)
+    if chosen.docs is None:
+        if config.mode == "lm":
+            return []
+        raise ConfigError("nothing to answer from: give --docs or --passages (or --mode lm for the model alone)")
+    on_error: Literal["raise", "skip"] = "skip" if chosen.skip_unreadable else "raise"
+    documents = read_documents(chosen.docs, encoding=chosen.encoding, on_error=on_error)
+    return [passage for document in documents for passage in split_document(document, chosen.passage_words)]
+
+
+def _then_typed(first: Iterable[str]) -> Iterator[str]:
+    """Yield the given questions, then what the user types, until an empty line or the end of input."""
+    yield from first
+    while True:
+        print("\nQuestion (empty to leave): ", end="", file=sys.stderr, flush=True)
+        typed = sys.stdin.readline().strip()
+        if not typed:
+            return
+        yield typed
+
+
+def _answer_all(
+    questions: Iterable[Question], engine: NestEngine, source: Source | None, chosen: argparse.Namespace
+) -> int:
+    """Answer questions one after the other. One that fails is reported, and the others are still answered."""
+    answer = _print_json if chosen.json else _print_answer
+    code = 0
+    for question in questions:
+        try:
+            answer(question, engine, source)
+        except NestError as error:
+            if chosen.debug:
+                raise
+            _complain(error, question)
+            code = 2
+    return code
+
+
+def _print_answer(question: Question, engine: NestEngine, source: Source | None) -> None:
+    from nest_engine.terminal import make_writer, print_answer
+
+    write = make_writer(sys.stdout)
+    write(f"\nQ: {question.text}\n\n", "bold")
+    print_answer(engine.stream(question.text, source=source), write)
+
+
+def _print_json(question: Question, engine: NestEngine, source: Source | None) -> None:
+    # Whatever a library may print must not get between the objects.
+    with contextlib.redirect_stdout(sys.stderr):
+        generation = engine.generate(question.text, source=source)
+    print(json.dumps(to_row(question, generation), ensure_ascii=False), flush=True)
+
+
+def to_row(question: Question, generation: Generation) -> dict[str, Any]:
+    """Return what `--json` prints for one question: exactly the documented keys.
+
+    Args:
+        question: The question.
+        generation: Its answer.
+    """
+    stats = generation.stats.to_dict()
+    stats["seconds"] = {key: stats["seconds"][key] for key in SECONDS_KEYS}
+    return {
+        "id": question.id,
+        "question": question.text,
+        "text": generation.text,
+        "citations": [{key: getattr(citation, key) for key in CITATION_KEYS} for citation in generation.citations],
+        "stats": {key: stats[key] for key in STATS_KEYS},
+    }
+
+
+# --- engine and source ----------------------------------------------------------------
+
+
+def _config(chosen: argparse.Namespace) -> NestConfig:
+    """Make the configuration: a preset, and on top of it what was given on the command line."""
+    names = {field.name for field in dataclasses.fields(NestConfig)}
+    settings = {name: value for name, value in vars(chosen).items() if name in names}
+    preset = chosen.preset or (chosen.model if chosen.model in PRESETS else None)
+    return NestConfig.preset(preset, **settings) if preset else NestConfig(**settings)
+
+
+def _engine(chosen: argparse.Namespace, config: NestConfig) -> NestEngine:
+    from nest_engine.engine import NestEngine
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return NestEngine.from_pretrained(
+            chosen.model, config=config, device=chosen.device, dtype=chosen.dtype, progress=not chosen.quiet
+        )
+
+
+def _source_class(chosen: argparse.Namespace) -> type[Source]:
+    from nest_engine.retrieval import Bm25Source, FaissSource, HybridSource
+
+    name = chosen.source or ("hybrid" if find_spec("bm25s") else "faiss")
+    return {"hybrid": HybridSource, "faiss": FaissSource, "bm25": Bm25Source}[name]
+
+
+def _new_source(passages: list[Passage], chosen: argparse.Namespace) -> Source:
+    with contextlib.redirect_stdout(sys.stderr):
+        return _source_class(chosen).from_passages(passages, progress=not chosen.quiet)
+
+
+def _cached_source(passages: list[Passage], name: str, chosen: argparse.Namespace) -> Source:
+    """Open the index of these passages in the user's cache; make it on first use, or when it is damaged."""
+    kind = _source_class(chosen)
+    content = json.dumps([(passage.id, passage.title, passage.text) for passage in passages])
+    folder = nest_home() / "indexes" / f"{name}-{kind.__name__}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    if folder.exists():
+        try:
+            return kind.open(folder)
+        except StoreError as error:
+            logging.getLogger(__name__).info("indexing again: %s", error)
+    source = _new_source(passages, chosen)
+    try:
+        source.save(folder)
+    except StoreError as error:
+        logging.getLogger(__name__).warning("the index is not kept: %s", error)
+    return source
+
+
+# --- arguments ------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nest-engine",
+        description="Answers from your documents by a local language model, with verbatim citations.",
+    )
+    parser.add_argument("--version", action="version", version=f"nest-rag {_version()}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_demo(commands)
+    _add_ask(commands)
+    return parser
+
+
+def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    demo = commands.add_parser("demo", help="questions about Python, answered from its language reference")
+    demo.add_argument("--question", "-q", action="append", metavar="TEXT", help="ask this; may be repeated")
+    demo.add_argument("--interactive", "-i", action="store_true", help="then ask for more questions")
+    _add_common(demo)
+    demo.set_defaults(run=_demo)
+
+
+def _add_ask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    ask = commands.add_parser("ask", help="questions answered from your own documents")
+    ask.add_argument("question", nargs="?", metavar="QUESTION", help="the question")
+    ask.add_argument("--questions", type=Path, metavar="FILE.jsonl", help='one {"id", "question"} a line')
+    texts = ask.add_mutually_exclusive_group()
+    texts.add_argument("--docs", nargs="+", type=Path, metavar="PATH", help="txt, md, html and pdf files, and folders")
+    texts.add_argument("--passages", type=Path, metavar="FILE.jsonl", help='one {"id", "title", "text"} a line')
+    ask.add_argument("--passage-words", type=int, default=150, metavar="N", help="split --docs at N words (150)")
+    ask.add_argument("--encoding", metavar="NAME", help="encoding of text files (by default detected)")
+    ask.add_argument("--skip-unreadable", action="store_true", help="warn about unreadable files and go on")
+    _add_common(ask)
+    ask.set_defaults(run=_ask)
+
+
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default=DEMO_MODEL, metavar="M", help=f"name, folder, GGUF or hub id ({DEMO_MODEL})")
+    parser.add_argument("--mode", choices=get_args(Mode), default=argparse.SUPPRESS, help="what is combined (nest)")
+    parser.add_argument("--preset", choices=sorted(PRESETS), help="settings to start from (the model's own)")
+    parser.add_argument("--source", choices=("hybrid", "faiss", "bm25"), help="how passages are searched (hybrid)")
+    parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps (cpu)")
+    parser.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 or auto")
+    parser.add_argument("--json", action="store_true", help="one JSON object per question, nothing else, on stdout")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars and warnings")
+    parser.add_argument("--debug", action="store_true", help="tell more, and show where an error comes from")
+    _add_settings(parser.add_argument_group("settings of the method (what is not given comes from the preset)"))
+
+
+def _add_settings(group: argparse._ArgumentGroup) -> None:
+    """Make a flag of every setting of the configuration."""
+    hints = get_type_hints(NestConfig)
+    for field in dataclasses.fields(NestConfig):
+        if field.name in _NO_FLAGS:
+            continue
+        unit = f" [{field.metadata['unit']}]" if field.metadata.get("unit") else ""
+        text = (str(field.metadata.get("help", "")) + unit).replace("%", "%%")
+        flag = "--" + field.name.replace("_", "-")
+        group.add_argument(flag, default=argparse.SUPPRESS, help=text, **_flag_options(hints[field.name]))
+
+
+def _flag_options(hint: Any) -> dict[str, Any]:
+    """Return how argparse reads a value of this type."""
+    if get_origin(hint) is Literal:
+        return {"choices": get_args(hint)}
+    if get_origin(hint) is tuple:
+        return {"action": "append", "metavar": "TEXT"}
+    alternatives = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if bool in alternatives:
+        return {"action": argparse.BooleanOptionalAction}
+    return {"type": _converter(alternatives), "metavar": "X" if float in alternatives else "N"}
+
+
+def _converter(alternatives: tuple[Any, ...]) -> Callable[[str], Any]:
+    """Return a function that reads one of several types: None, a whole number, a number or a text."""
+
+    def convert(text: str) -> Any:
+        if type(None) in alternatives and text.lower() == "none":
+            return None
+        for kind in (int, float, str):
+            if kind in alternatives:
+                with contextlib.suppress(ValueError):
+                    return kind(text)
+        raise ValueError(text)
+
+    convert.__name__ = "number"  # argparse names it: "invalid number value"
+    return convert
+
+
+def _version() -> str:
+    try:
+        return version("nest-rag")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+# --- messages -------------------------------------------------------------------------
+
+
+def _log_to_stderr(chosen: argparse.Namespace) -> None:
+    level = logging.DEBUG if chosen.debug else logging.ERROR if chosen.quiet else logging.WARNING
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("nest-engine: %(message)s"))
+    logger = logging.getLogger("nest_engine")
+    logger.handlers, logger.propagate = [handler], False
+    logger.setLevel(level)
+
+
+def _complain(error: NestError, question: Question | None = None) -> None:
+    """Print an error in one line."""
+    where = f"question {question.id}: " if question else ""
+    print(f"nest-engine: {where}{' '.join(str(error).split())}", file=sys.stderr)
