@@ -168,7 +168,8 @@ class TransformersContext:
         """Read further tokens: see `Context.read`."""
         # Every read is followed by a crop, if only of nothing: a sliding-window layer keeps
         # what lies behind its window until then, and must hold just the window at a read.
-        self._cache.crop(0)
+        if self._length:
+            self._cache.crop(0)
         reading = self._model.forward(token_ids, self._cache, last_only=last_only)
         self._length += len(token_ids)
         return reading
