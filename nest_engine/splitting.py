@@ -11,7 +11,7 @@ import regex
 
 from nest_engine.errors import ConfigError
 from nest_engine.passages import Passage
-from nest_engine.words import word_units
+from nest_engine.words import count_words, word_units
 
 if TYPE_CHECKING:
     from nest_engine.documents import Document
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 _CHARACTERS_PER_WORD = 6
 
 _PARAGRAPH = regex.compile(r"\r?\n(?:[ \t]*\r?\n)+|\f")
-# A line underlined with one repeated sign, as in reStructuredText and in Markdown's older style.
-_HEADING = regex.compile(r"""^[^\r\n]+\r?\n([=*\-~^#"`+])\1{2,}[ \t]*\r?$""", regex.MULTILINE)
+# A paragraph of one line, underlined as in reStructuredText, or short and without punctuation at its end.
+_UNDERLINED = regex.compile(r"""[^\r\n]+\r?\n([=*\-~^#"`+])\1{2,}\s*""")
+_BARE = regex.compile(r"""(?![-*•‣–+] |\s)[^\r\n]{1,80}(?<![.,;:!?…。！？：；，、\p{Pe}\s])\s*""")
+_MOST_HEADING_WORDS = 10
 _SENTENCE = regex.compile(
     r"""
       (?<! \b (?: Mr|Mrs|Ms|Dr|Prof|St|vs|etc|No|Fig|Eq|Sr|Sra|Ud|e\.g|i\.e|cf|\p{Lu} ) ) (?<=[.!?…])
@@ -81,18 +83,17 @@ class _Splitter:
 
     def _pieces(self) -> Iterator[_Piece]:
         """Yield the paragraphs, or parts of those that are too long, in order and without gaps."""
-        headings = {match.start(): match.end() for match in _HEADING.finditer(self.text)}
         border = _SECTION_BORDER
         for start, end in self._split(_PARAGRAPH, 0, len(self.text)):
-            is_heading = start in headings
+            paragraph = self.text[start:end]
+            heading = _is_heading(paragraph)
             # What follows a heading is cut if the two would not fit into one passage.
             limit = 0.5 if border == _GLUED else 1.0
-            yield from self._parts(start, end, _SECTION_BORDER if is_heading else border, 0, limit)
-            # A heading that is a paragraph of its own stays with what follows it.
-            if is_heading and not self.text[headings[start] : end].strip():
+            yield from self._parts(start, end, _SECTION_BORDER if heading else border, 0, limit)
+            if heading:
                 border = _GLUED
             else:
-                border = _INTRODUCED_BORDER if self.text[start:end].rstrip().endswith(":") else _PARAGRAPH_BORDER
+                border = _INTRODUCED_BORDER if paragraph.rstrip().endswith((":", "：")) else _PARAGRAPH_BORDER
 
     def _parts(self, start: int, end: int, border: int, level: int, limit: float) -> Iterator[_Piece]:
         """Yield text[start:end] whole if its cost is within the limit, else in finer and finer pieces."""
@@ -124,6 +125,12 @@ class _Splitter:
         text = self.text[start:end]
         if text.strip():
             yield end - len(text.lstrip()), start + len(text.rstrip())
+
+
+def _is_heading(paragraph: str) -> bool:
+    if _UNDERLINED.fullmatch(paragraph):
+        return True
+    return bool(_BARE.fullmatch(paragraph)) and count_words(paragraph) <= _MOST_HEADING_WORDS
 
 
 def _best_cut(pieces: list[_Piece]) -> int:
