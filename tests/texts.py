@@ -21,8 +21,8 @@ RIVER = (
 )
 SPANISH = (
     "El río Ansel nace en las colinas del norte y recorre 212 kilómetros hasta el mar. En primavera el agua baja fría "
-    "y rápida; en verano los niños nadan junto al viejo molino. ¿Quién construyó el molino? Lo construyeron unos monjes "
-    "que molieron centeno allí durante trescientos años. Mañana, dijo la dueña, volverá a girar."
+    "y rápida; en verano los niños nadan junto al viejo molino. ¿Quién construyó el molino? Lo construyeron unos "
+    "monjes que molieron centeno allí durante trescientos años. Mañana, dijo la dueña, volverá a girar."
 )
 CHINESE = (
     "安塞尔河发源于北方的丘陵,全长二百一十二公里,最后流入大海。春天,河水又冷又急;夏天,孩子们在老磨坊旁边游泳。"
