@@ -14,7 +14,7 @@ Mode = Literal["lm", "ra", "knn-lm", "nest", "ra-nest", "lossless"]
 """What is combined: see the table of modes in `docs/concepts.md`."""
 
 KeyTransform = Literal["none", "standardize", "pca"]
-KeyFormat = Literal["float16", "float32"]
+KeyFormat = Literal["float16", "float32", "int8", "pca"]
 
 
 def _setting(default: Any, help: str, unit: str = "") -> Any:
@@ -48,7 +48,7 @@ class NestConfig:
         "ffn", "what keys are: 'ffn' (input of the last feed-forward block), 'penultimate', or a layer's number"
     )
     key_transform: KeyTransform = _setting("none", "transform of keys and queries: none, standardize or pca")
-    key_format: KeyFormat = _setting("float16", "number format that keys are kept in: float16 or float32")
+    key_format: KeyFormat = _setting("float16", "storage format of keys: float16, float32, int8 or pca")
     neighbors: int = _setting(1024, "nearest entries per search (the paper's r)", "entries")
     mu: float | None = _setting(None, "sharpness of p_kNN in Eq. 2; None: 1 / sqrt(key dimension)")
 

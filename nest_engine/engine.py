@@ -13,12 +13,14 @@ from typing import Any, Self
 import torch
 
 from nest_engine.citations.builder import CitationBuilder
-from nest_engine.config import PRESETS, NestConfig
+from nest_engine.config import PRESETS, KeyFormat, NestConfig
+from nest_engine.config import KeyTransform as KeyTransformName
+from nest_engine.datastore.codec import KeyCodec
 from nest_engine.datastore.encoded import EncodedPassage
 from nest_engine.datastore.encoder import PassageEncoder
 from nest_engine.datastore.sentences import sentence_ends
-from nest_engine.datastore.statistics import load_transform
-from nest_engine.datastore.store import KeyStore, MemoryKeyStore, get_or_encode
+from nest_engine.datastore.statistics import load_codec, load_transform, sample_passages
+from nest_engine.datastore.store import KeyStore, get_or_encode, open_store
 from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.datastore.transform import KeyTransform
 from nest_engine.decoding.loop import DecodeLoop
@@ -53,7 +55,7 @@ class NestEngine:
         model: LoadedModel,
         config: NestConfig | None = None,
         *,
-        store: KeyStore | None = None,
+        store: KeyStore | str | Path | None = None,
         progress: bool = False,
     ) -> None:
         """Use a loaded model.
@@ -61,15 +63,16 @@ class NestEngine:
         Args:
             model: From `load_model` or `wrap_model`, with the configuration's `key_layer`.
             config: Settings; by default the preset named like the model, else the paper's.
-            store: Where keys are kept; by default in memory.
+            store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             progress: Show progress bars for long work, on standard error.
         """
         self.model = model
         self.config = config if config is not None else _default_config(model.name)
-        self.store: KeyStore = store if store is not None else MemoryKeyStore()
+        self.store: KeyStore = open_store(store)
         self._progress = progress
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
-        self._transforms: dict[tuple[str, str], KeyTransform] = {}
+        self._transforms: dict[str, KeyTransform] = {}
+        self._codecs: dict[str, KeyCodec] = {}
 
     @classmethod
     def from_pretrained(
@@ -80,7 +83,7 @@ class NestEngine:
         device: str | torch.device | None = None,
         device_map: Any = None,
         dtype: str | torch.dtype | None = None,
-        store: KeyStore | None = None,
+        store: KeyStore | str | Path | None = None,
         model_arguments: Mapping[str, Any] | None = None,
         progress: bool = False,
     ) -> Self:
@@ -92,7 +95,7 @@ class NestEngine:
             device: Where to put the model; by default the CPU.
             device_map: Spread the model over devices, instead of `device`.
             dtype: Number format of the weights; by default float32 on a CPU, else the model's own.
-            store: Where keys are kept; by default in memory.
+            store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             model_arguments: More arguments of transformers' `from_pretrained`.
             progress: Show progress bars for long work, on standard error.
 
@@ -240,7 +243,8 @@ class NestEngine:
         Returns:
             The encoded passages, in the same order.
         """
-        encoder = PassageEncoder(self.model.lm, self.model.tokenizer, (config or self.config).key_format)
+        codec = self._codec((config or self.config).key_format)
+        encoder = PassageEncoder(self.model.lm, self.model.tokenizer, codec)
         with progress_bar("encoding passages", len(passages), enabled=self._progress and len(passages) > 1) as report:
             return get_or_encode(passages, encoder, self.store, report)
 
@@ -278,20 +282,29 @@ class NestEngine:
     ) -> TokenIndex:
         return TokenIndex(
             encoded,
-            self._transform(config),
+            self._transform(config.key_transform),
             device=self.model.lm.device,
             dtype=self.model.lm.dtype,
+            codec=self._codec(config.key_format),
             sentence_ends=[sentence_ends(p.text, e.ends) for p, e in zip(passages, encoded, strict=True)],
         )
 
-    def _transform(self, config: NestConfig) -> KeyTransform:
+    def _transform(self, name: KeyTransformName) -> KeyTransform:
         """The key transform, made once: its statistics depend on model and key layer only."""
-        key = (config.key_transform, config.key_format)
-        if key not in self._transforms:
-            self._transforms[key] = load_transform(
-                config.key_transform, lambda passages: [e.keys for e in self.encode(passages, config)]
-            )
-        return self._transforms[key]
+        if name not in self._transforms:
+            self._transforms[name] = load_transform(name, self._sample_keys)
+        return self._transforms[name]
+
+    def _codec(self, name: KeyFormat) -> KeyCodec:
+        if name not in self._codecs:
+            self._codecs[name] = load_codec(name, self._sample_keys)
+        return self._codecs[name]
+
+    def _sample_keys(self) -> torch.Tensor:
+        """Keys of the text sample, in the format that statistics are estimated in whatever the keys' own."""
+        config = self.config.replace(key_format="float32")
+        codec = self._codec("float32")
+        return torch.cat([codec.decode(encoded.keys) for encoded in self.encode(sample_passages(), config)])
 
 
 @dataclass(frozen=True)

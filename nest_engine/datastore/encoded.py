@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nest_engine.datastore.codec import StoredKeys
 from nest_engine.passages import Passage
 
 FORMAT_VERSION = 1
@@ -25,15 +25,17 @@ class EncodedPassage:
     Attributes:
         token_ids: int32 [m], the tokens of the passage's text.
         ends: int32 [m], for each token the characters of the text that are complete after it.
-        keys: float16 or float32 [m - first, key_dim], before any transform.
+        keys: The keys of m - first entries, before any transform, in their storage format.
         first: Index of the first token that has an entry: 1 where the first token's key would
             lie at the very first position of the sequence, else 0.
+        model: Fingerprint of the model that computed the keys.
     """
 
     token_ids: NDArray[np.int32]
     ends: NDArray[np.int32]
-    keys: NDArray[Any]
+    keys: StoredKeys
     first: int
+    model: str = ""
 
 
 def address(passage: Passage, model_fingerprint: str, key_format: str) -> str:
@@ -42,7 +44,7 @@ def address(passage: Passage, model_fingerprint: str, key_format: str) -> str:
     Args:
         passage: Only its title and text matter.
         model_fingerprint: `LanguageModel.fingerprint`.
-        key_format: The number format of the keys.
+        key_format: `KeyCodec.name`.
     """
     digest = hashlib.sha256()
     for part in (str(FORMAT_VERSION), model_fingerprint, key_format, passage.title, passage.text):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nest_engine.config import KeyFormat
+from nest_engine.datastore.codec import FloatCodec, KeyCodec, StoredKeys
 from nest_engine.datastore.encoded import EncodedPassage, address
 from nest_engine.errors import KeyFormatError
 from nest_engine.lm.protocol import LanguageModel
@@ -36,17 +36,17 @@ class _Window:
 
 
 class PassageEncoder:
-    """Encodes passages with one model, in one number format."""
+    """Encodes passages with one model, in one storage format."""
 
-    def __init__(self, lm: LanguageModel, tokenizer: Tokenizer, key_format: KeyFormat = "float16") -> None:
-        """Encode with `lm`; keys are rounded to `key_format` before anything uses them."""
+    def __init__(self, lm: LanguageModel, tokenizer: Tokenizer, codec: KeyCodec | None = None) -> None:
+        """Encode with `lm`; keys pass through `codec` (float16 by default) before anything uses them."""
         self._lm = lm
         self._tokenizer = tokenizer
-        self._format = key_format
+        self._codec = codec or FloatCodec("float16")
 
     def address(self, passage: Passage) -> str:
         """The key store address of a passage: see `encoded.address`."""
-        return address(passage, self._lm.fingerprint, self._format)
+        return address(passage, self._lm.fingerprint, self._codec.name)
 
     def encode(self, passages: Sequence[Passage]) -> list[EncodedPassage]:
         """Encode passages; what they hold does not depend on each other or on any prompt.
@@ -65,9 +65,9 @@ class PassageEncoder:
         for passage, text, group in zip(passages, texts, windows, strict=True):
             # The last position of a window predicts nothing that is in it.
             keys = [next(states)[window.skip : -1] for window in group]
-            keys_array = self._round(torch.cat(keys), passage) if keys else np.zeros((0, 0), self._format)
+            stored = self._store(torch.cat(keys) if keys else torch.zeros((0, self._lm.key_dim)), passage)
             ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
-            encoded.append(EncodedPassage(ids, ends, keys_array, len(ids) - len(keys_array)))
+            encoded.append(EncodedPassage(ids, ends, stored, len(ids) - len(stored), self._lm.fingerprint))
         return encoded
 
     def _windows(self, passage: Passage, ids: list[int]) -> list[_Window]:
@@ -85,13 +85,11 @@ class PassageEncoder:
             windows.append(_Window(token_ids, len(context) + overlap - 1))
         return windows
 
-    def _round(self, keys: torch.Tensor, passage: Passage) -> np.ndarray[tuple[int, ...], np.dtype[np.float16]]:
-        rounded: np.ndarray[tuple[int, ...], np.dtype[np.float16]] = (
-            keys.to(dtype=getattr(torch, self._format), device="cpu").contiguous().numpy()
-        )
-        if not np.isfinite(rounded).all():
+    def _store(self, keys: torch.Tensor, passage: Passage) -> StoredKeys:
+        stored = self._codec.encode(keys)
+        if not stored.is_finite():
             raise KeyFormatError(
-                f"a key of passage {passage.id} is not finite in {self._format}; "
-                "use NestConfig(key_format='float32')" + (" or another key_layer" if self._format == "float32" else "")
+                f"a key of passage {passage.id} is not finite in {self._codec.name}; "
+                "use NestConfig(key_format='float32') or another key_layer"
             )
-        return rounded
+        return stored

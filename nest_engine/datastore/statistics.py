@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
+from nest_engine.config import KeyFormat
+from nest_engine.config import KeyTransform as KeyTransformName
+from nest_engine.datastore.codec import FloatCodec, Int8Codec, KeyCodec, PcaCodec
 from nest_engine.datastore.transform import Identity, KeyTransform, estimate
 from nest_engine.passages import Passage
 
@@ -19,14 +20,23 @@ def sample_passages() -> list[Passage]:
     return [Passage(text=paragraph.strip()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
-def load_transform(name: str, encode: Callable[[Sequence[Passage]], Sequence[NDArray[Any]]]) -> KeyTransform:
-    """Make a key transform; where it has statistics, encode the text sample for them.
+def load_transform(name: KeyTransformName, sample: Callable[[], torch.Tensor]) -> KeyTransform:
+    """Make a key transform.
 
     Args:
         name: `"none"`, `"standardize"` or `"pca"`.
-        encode: Gives the raw keys of passages, float [m, key_dim] each, from a store or fresh.
+        sample: Gives the keys of the text sample, float [n, key_dim], if they are needed.
     """
-    if name == "none":
-        return Identity()
-    keys = [torch.from_numpy(k).double() for k in encode(sample_passages()) if len(k)]
-    return estimate(name, keys)
+    return Identity() if name == "none" else estimate(name, sample())
+
+
+def load_codec(name: KeyFormat, sample: Callable[[], torch.Tensor]) -> KeyCodec:
+    """Make the codec of a storage format.
+
+    Args:
+        name: `"float16"`, `"float32"`, `"int8"` or `"pca"`.
+        sample: Gives the keys of the text sample, float [n, key_dim], if they are needed.
+    """
+    if name == "pca":
+        return PcaCodec(sample())
+    return Int8Codec() if name == "int8" else FloatCodec(name)

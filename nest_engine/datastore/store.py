@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from nest_engine.datastore.encoded import EncodedPassage
@@ -56,6 +57,21 @@ class MemoryKeyStore:
             while self._bytes > self._max_bytes and len(self._entries) > 1:
                 _, oldest = self._entries.popitem(last=False)
                 self._bytes -= oldest.keys.nbytes
+
+
+def open_store(store: KeyStore | str | Path | None) -> KeyStore:
+    """The store itself, the one in a folder, or a new one in memory for None.
+
+    Raises:
+        StoreError: If the folder holds something else, or a store of a newer format.
+    """
+    if store is None:
+        return MemoryKeyStore()
+    if isinstance(store, str | Path):
+        from nest_engine.datastore.lmdb_store import LmdbKeyStore  # an extra: only who keeps keys on disk needs it
+
+        return LmdbKeyStore(store)
+    return store
 
 
 def get_or_encode(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nest_engine.datastore.codec import FloatCodec, KeyCodec
 from nest_engine.datastore.encoded import EncodedPassage
 from nest_engine.datastore.transform import KeyTransform
 
@@ -52,6 +53,7 @@ class TokenIndex:
         *,
         device: torch.device,
         dtype: torch.dtype,
+        codec: KeyCodec | None = None,
         sentence_ends: Sequence[NDArray[np.bool_]] | None = None,
     ) -> None:
         """Open a datastore.
@@ -61,6 +63,7 @@ class TokenIndex:
             transform: Applied to keys here and to queries in `search`.
             device: Where to search.
             dtype: Number format to search in: that of the queries.
+            codec: Reads the keys' storage format, float16 by default.
             sentence_ends: For each passage bool [m]: does a sentence end with this token?
         """
         self.transform = transform
@@ -68,13 +71,15 @@ class TokenIndex:
         self._sentence_ends = sentence_ends
         self._first_entry = np.cumsum([0] + [len(p.keys) for p in passages])
         self._first_token = [p.first for p in passages]
-        raw = [torch.from_numpy(p.keys).to(device=device, dtype=dtype) for p in passages if len(p.keys)]
+        codec = codec or FloatCodec("float16")
+        raw = [codec.decode(p.keys).to(device=device, dtype=dtype) for p in passages if len(p.keys)]
         self._keys = transform(torch.cat(raw)) if raw else torch.zeros((0, 0), device=device, dtype=dtype)
         self._norms = self._keys.square().sum(-1)
         values = np.concatenate([p.token_ids[p.first :] for p in passages] or [np.zeros(0, np.int32)])
         self.values = torch.from_numpy(values.astype(np.int64)).to(device)
         self.vocabulary, self.slots = torch.unique(self.values, return_inverse=True)
         self._masked = torch.zeros(len(values), dtype=torch.bool, device=device)
+        self._masked_entries: set[int] = set()
         self._active: torch.Tensor | None = None
         self.unmasked = len(values)
         self.version = 0
@@ -136,12 +141,18 @@ class TokenIndex:
         """Whether a sentence ends with the token at a place."""
         return self._sentence_ends is not None and bool(self._sentence_ends[place.passage][place.position])
 
+    def is_masked(self, place: Place) -> bool:
+        """Whether the entry whose value stands at a place is masked."""
+        entry = self.entry(place)
+        return entry is not None and entry in self._masked_entries
+
     def mask(self, places: Sequence[Place]) -> None:
         """Never find the entries whose values stand at these places again."""
         entries = [e for e in map(self.entry, places) if e is not None]
         if entries:
             self._masked[entries] = True
-            self.unmasked = len(self) - int(self._masked.sum())
+            self._masked_entries.update(entries)
+            self.unmasked = len(self) - len(self._masked_entries)
             self._active = None
             self.version += 1
 

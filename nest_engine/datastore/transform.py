@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,14 +75,6 @@ def whiten(keys: torch.Tensor, dimensions: int | None = None) -> Linear:
     return Linear(mean, components * signs * scale)
 
 
-def estimate(name: str, keys: Sequence[torch.Tensor]) -> KeyTransform:
-    """Make a transform from a sample of keys.
-
-    Args:
-        name: `"none"`, `"standardize"` or `"pca"`.
-        keys: float [m, key_dim] of each sampled passage; not read for `"none"`.
-    """
-    if name == "none":
-        return Identity()
-    sample = torch.cat(list(keys))
-    return standardize(sample) if name == "standardize" else whiten(sample)
+def estimate(name: str, keys: torch.Tensor) -> KeyTransform:
+    """Make the transform `"standardize"` or `"pca"` from a sample of keys, float [n, key_dim]."""
+    return standardize(keys) if name == "standardize" else whiten(keys)

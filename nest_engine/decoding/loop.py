@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Literal
 
 from nest_engine.config import NestConfig
@@ -116,12 +117,13 @@ class DecodeLoop:
     def _follow(self, index: TokenIndex, place: Place, weight: float) -> Iterator[Emission]:
         """Copy from a place on, n-gram by n-gram, until a rejection or the passage's end (algorithm 1)."""
         tokens = index.token_ids[place.passage]
-        start, n = place.position, self._config.span_tokens
+        start = place.position
         verified = False  # the span's first token was chosen from p_M, and needs no more
         while start < len(tokens) and self._position < self._config.max_new_tokens:
-            if verified:
-                self.steps += 1
-            draft = [Place(place.passage, i) for i in range(start, min(start + n, len(tokens)))]
+            draft = self._draft(index, place.passage, start)
+            if not draft:
+                return
+            self.steps += verified  # the step that chose the first token has been counted
             accepted = 0
             try:
                 for emission in self._verify_draft(index, draft, None if verified else weight):
@@ -132,7 +134,17 @@ class DecodeLoop:
             finally:
                 if self._config.mode != "lossless":
                     index.mask(draft[:accepted])
-            start, verified = start + n, True
+            start, verified = start + len(draft), True
+
+    def _draft(self, index: TokenIndex, passage: int, start: int) -> list[Place]:
+        """Places of the next n tokens, cut at the passage's end and before what is masked.
+
+        What is masked is never retrieved again, as part of a draft neither: a span that runs
+        into text that was copied before would begin to loop.
+        """
+        end = min(start + self._config.span_tokens, len(index.token_ids[passage]))
+        places = (Place(passage, position) for position in range(start, end))
+        return list(takewhile(lambda place: not index.is_masked(place), places))
 
     def _verify_draft(
         self, index: TokenIndex, draft: Sequence[Place], first_weight: float | None

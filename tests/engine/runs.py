@@ -1,0 +1,41 @@
+"""Run the engine's decode loop and show what it emitted, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nest_engine import NestEngine, Passage
+from nest_engine.decoding.loop import DecodeLoop, Emission
+from tests.engine.reference import Emitted, Reference
+
+
+def run_loop(
+    engine: NestEngine, prompt: list[int], passages: Sequence[Passage], **settings
+) -> tuple[list[Emission], DecodeLoop]:
+    """Emissions for a prompt of token ids, and the loop with its counts."""
+    config = engine.config.replace(**settings)
+    index = engine._open_index(passages, engine.encode(passages, config), config) if passages else None
+    loop = DecodeLoop(engine.model.lm, prompt, index, config)
+    return list(loop.run()), loop
+
+
+def run_reference(
+    engine: NestEngine, feed_forward, prompt: list[int], passages: Sequence[Passage], **settings
+) -> list[Emitted]:
+    """The same by the plain reference."""
+    config = engine.config.replace(**settings)
+    reference = Reference(
+        engine.model.lm._model, engine.model.tokenizer._tokenizer, feed_forward, config, engine.model.tokenizer.prefix
+    )
+    return reference.generate(prompt, passages)
+
+
+def tokens_and_places(run: Sequence[Emission | Emitted]) -> list[tuple[int, tuple[int, int] | None]]:
+    """What has to be equal: the tokens, and where each one came from."""
+    return [(e.token, _plain(e.place)) for e in run]
+
+
+def _plain(place) -> tuple[int, int] | None:
+    if place is None or isinstance(place, tuple):
+        return place
+    return (place.passage, place.position)
