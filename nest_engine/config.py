@@ -71,6 +71,9 @@ class NestConfig:
     stop: tuple[str, ...] = _setting((), "strings that end the answer; they are not part of it")
 
     min_citation_words: int = _setting(3, "shorter copies are counted but not shown as citations", "words")
+    min_match_words: int = _setting(
+        6, "in ra and lossless: what the model wrote itself is cited where it repeats this much; 0: never", "words"
+    )
 
     def __post_init__(self) -> None:
         """Validate every setting."""
@@ -98,8 +101,8 @@ class NestConfig:
 
     @property
     def uses_keys(self) -> bool:
-        """Whether passages are encoded into a token datastore."""
-        return self.mode in ("knn-lm", "nest", "ra-nest", "lossless")
+        """Whether passages are encoded into keys. Lossless drafts from their tokens alone."""
+        return self.mode in ("knn-lm", "nest", "ra-nest")
 
     @property
     def reads_passages(self) -> bool:
@@ -109,9 +112,14 @@ class NestConfig:
         return self.mode in ("ra", "ra-nest")
 
     @property
+    def traces_own_words(self) -> bool:
+        """Whether what the model wrote by itself is traced back to the passages."""
+        return self.min_match_words > 0 and self.mode in ("ra", "lossless")
+
+    @property
     def uses_passages(self) -> bool:
         """Whether passages are searched for at all."""
-        return self.uses_keys or self.reads_passages
+        return self.uses_keys or self.uses_spans or self.reads_passages
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some settings changed.
@@ -194,6 +202,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": _count(0),
     "stop": (lambda v: all(isinstance(s, str) and s for s in v), "a list of non-empty strings"),
     "min_citation_words": _count(0),
+    "min_match_words": _count(0),
 }
 
 _PAPER: dict[str, Any] = {"alpha": 0.3, "tau": 0.1, "delta": 0.5, "span_tokens": 64, "neighbors": 1024}

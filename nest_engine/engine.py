@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 
 from nest_engine.citations.builder import CitationBuilder
+from nest_engine.citations.matching import Matcher
 from nest_engine.config import PRESETS, KeyFormat, NestConfig
 from nest_engine.config import KeyTransform as KeyTransformName
 from nest_engine.datastore.codec import KeyCodec
@@ -206,11 +207,11 @@ class NestEngine:
             found = self._retrieve(call, source, passages)
         prompt = self._build_prompt(call, found)
         with clock.measure("encode"):
-            texts = [scored.passage for scored in found] if call.config.uses_keys else []
-            encoded = self.encode(texts, call.config)
-            index = self._open_index(texts, encoded, call.config) if texts else None
+            texts = [scored.passage for scored in found]
+            encoded = self._open_passages(texts, call.config)
+            index = self._open_index(texts, encoded, call.config) if encoded else None
         loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors)
-        builder = CitationBuilder(texts, [e.ends for e in encoded], call.config.min_citation_words)
+        builder = self._citation_builder(texts, encoded, call.config)
         transcript = Transcript(Detokenizer(self.model.tokenizer), builder, call.config.stop)
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
@@ -243,10 +244,26 @@ class NestEngine:
         Returns:
             The encoded passages, in the same order.
         """
-        codec = self._codec((config or self.config).key_format)
-        encoder = PassageEncoder(self.model.lm, self.model.tokenizer, codec)
+        encoder = self._encoder(config or self.config)
         with progress_bar("encoding passages", len(passages), enabled=self._progress and len(passages) > 1) as report:
             return get_or_encode(passages, encoder, self.store, report)
+
+    def _open_passages(self, passages: Sequence[Passage], config: NestConfig) -> list[EncodedPassage]:
+        """What a mode needs of the passages: keys, or tokens to draft from, or nothing."""
+        if config.uses_keys:
+            return self.encode(passages, config)
+        return self._encoder(config).tokenize(passages) if config.uses_spans else []
+
+    def _encoder(self, config: NestConfig) -> PassageEncoder:
+        return PassageEncoder(self.model.lm, self.model.tokenizer, self._codec(config.key_format))
+
+    def _citation_builder(
+        self, passages: Sequence[Passage], encoded: Sequence[EncodedPassage], config: NestConfig
+    ) -> CitationBuilder:
+        matcher = None
+        if config.traces_own_words and passages:
+            matcher = Matcher([passage.text for passage in passages], config.min_match_words)
+        return CitationBuilder(passages, [e.ends for e in encoded], config.min_citation_words, matcher)
 
     def _retrieve(
         self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
@@ -257,7 +274,7 @@ class NestEngine:
         if passages is not None:
             found = [ScoredPassage(_check_passage(p)) for p in passages]
         elif source is not None:
-            k = config.top_passages if config.uses_keys else config.prompt_passages
+            k = config.top_passages if config.uses_keys or config.uses_spans else config.prompt_passages
             found = search(source, call.query, k)
             found = _relevant(found, config.min_relevance, source)
         else:

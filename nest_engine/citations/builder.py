@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nest_engine.citations.citation import Citation
+from nest_engine.citations.matching import Matcher
 from nest_engine.citations.runs import Run, Segment, clip, verbatim_segments
 from nest_engine.passages import Passage
 from nest_engine.words import count_words
@@ -16,17 +17,26 @@ from nest_engine.words import count_words
 class CitationBuilder:
     """Collects copied tokens into runs, and turns finished runs into numbered citations."""
 
-    def __init__(self, passages: Sequence[Passage], token_ends: Sequence[NDArray[np.int32]], min_words: int) -> None:
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        token_ends: Sequence[NDArray[np.int32]],
+        min_words: int,
+        matcher: Matcher | None = None,
+    ) -> None:
         """Cite from `passages`.
 
         Args:
             passages: The passages, by number.
             token_ends: int32 [m] of each: characters complete after each token.
             min_words: Shorter runs are not shown, in words.
+            matcher: Traces what is not copied back to the passages, once the answer is complete;
+                citations are numbered in reading order, so all of them wait for it.
         """
         self._passages = passages
         self._token_ends = token_ends
         self._min_words = min_words
+        self._matcher = matcher
         self._run: Run | None = None
         self._waiting: list[Segment] = []
         self._numbers: dict[str, int] = {}
@@ -63,9 +73,15 @@ class CitationBuilder:
             answer: The answer so far.
             final: Cut what reaches further, instead of waiting for it.
         """
+        if self._matcher is not None and not final:
+            return []
         ready = [s for s in self._waiting if final or s.end <= length]
         self._waiting = [s for s in self._waiting if not final and s.end > length]
-        return [self._cite(s, answer) for s in clip(ready, length, answer) if self._is_long_enough(s, answer)]
+        shown = [s for s in clip(ready, length, answer) if self._is_long_enough(s, answer)]
+        if self._matcher is not None:
+            shown += self._matcher.matches(answer, _gaps(shown, length))
+            shown.sort(key=lambda segment: segment.start)
+        return [self._cite(segment, answer) for segment in shown]
 
     def _is_long_enough(self, segment: Segment, answer: str) -> bool:
         return count_words(answer[segment.start : segment.end]) >= self._min_words
@@ -79,7 +95,7 @@ class CitationBuilder:
         number = self._numbers.setdefault(passage.document_id, len(self._numbers) + 1)
         return Citation(
             number=number,
-            kind="copied",
+            kind=segment.kind,
             start=segment.start,
             end=segment.end,
             passage_id=passage.id,
@@ -90,3 +106,10 @@ class CitationBuilder:
             document_start=None if passage.offset is None else passage.offset + segment.source_start,
             text=text,
         )
+
+
+def _gaps(segments: Sequence[Segment], length: int) -> list[tuple[int, int]]:
+    """The ranges of an answer of `length` characters between some segments, in characters."""
+    starts = [0, *(segment.end for segment in segments)]
+    ends = [*(segment.start for segment in segments), length]
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["copied"]
+Kind = Literal["copied", "matched"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class Citation:
     Attributes:
         number: Number of the source document, in reading order, from 1; several citations of
             one document share it.
-        kind: `"copied"`: emitted as part of a span.
+        kind: `"copied"`: emitted as part of a span. `"matched"`: the model's own words, found
+            in the passage afterwards.
         start: Start of the copied range in the answer.
         end: End of the copied range in the answer.
         passage_id: `Passage.id`.

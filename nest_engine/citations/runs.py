@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from nest_engine.citations.citation import Kind
 
 
 @dataclass(frozen=True)
@@ -15,12 +17,14 @@ class Segment:
         start: Start in the answer, in characters.
         source_start: Start in the passage's text, in characters.
         length: Characters.
+        kind: How they came to share it.
     """
 
     passage: int
     start: int
     source_start: int
     length: int
+    kind: Kind = "copied"
 
     @property
     def end(self) -> int:
@@ -90,7 +94,7 @@ def clip(segments: Sequence[Segment], length: int, answer: str) -> Iterator[Segm
     for segment in segments:
         keep = min(segment.length, length - segment.start)
         if keep > 0:
-            yield from _trimmed(Segment(segment.passage, segment.start, segment.source_start, keep), answer)
+            yield from _trimmed(replace(segment, length=keep), answer)
 
 
 def _skip_space(text: str, start: int, end: int) -> int:
@@ -105,4 +109,5 @@ def _trimmed(segment: Segment, answer: str) -> Iterator[Segment]:
     lead = len(text) - len(text.lstrip())
     length = len(text.strip())
     if length:
-        yield Segment(segment.passage, segment.start + lead, segment.source_start + lead, length)
+        start, source_start = segment.start + lead, segment.source_start + lead
+        yield replace(segment, start=start, source_start=source_start, length=length)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from nest_engine.datastore.codec import FloatCodec, KeyCodec, StoredKeys
 from nest_engine.datastore.encoded import EncodedPassage, address
 from nest_engine.errors import KeyFormatError
 from nest_engine.lm.protocol import LanguageModel
-from nest_engine.lm.tokenizer import Tokenizer
+from nest_engine.lm.tokenizer import TokenizedText, Tokenizer
 from nest_engine.passages import Passage
 
 _WINDOW = 2048
@@ -46,7 +47,11 @@ class PassageEncoder:
 
     def address(self, passage: Passage) -> str:
         """The key store address of a passage: see `encoded.address`."""
-        return address(passage, self._lm.fingerprint, self._codec.name)
+        return address(passage, self._fingerprint, self._codec.name)
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        return self._lm.fingerprint  # asked for once: a model looks through its adapters each time
 
     def encode(self, passages: Sequence[Passage]) -> list[EncodedPassage]:
         """Encode passages; what they hold does not depend on each other or on any prompt.
@@ -66,9 +71,17 @@ class PassageEncoder:
             # The last position of a window predicts nothing that is in it.
             keys = [next(states)[window.skip : -1] for window in group]
             stored = self._store(torch.cat(keys) if keys else torch.zeros((0, self._lm.key_dim)), passage)
-            ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
-            encoded.append(EncodedPassage(ids, ends, stored, len(ids) - len(stored), self._lm.fingerprint))
+            encoded.append(self._assemble(text, stored))
         return encoded
+
+    def tokenize(self, passages: Sequence[Passage]) -> list[EncodedPassage]:
+        """Passages as tokens alone, without keys: enough to draft from and to cite."""
+        nothing = StoredKeys(np.zeros((0, self._lm.key_dim), dtype=np.float16))
+        return [self._assemble(self._tokenizer.encode(p.text), nothing) for p in passages]
+
+    def _assemble(self, text: TokenizedText, keys: StoredKeys) -> EncodedPassage:
+        ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
+        return EncodedPassage(ids, ends, keys, len(ids) - len(keys), self._lm.fingerprint)
 
     def _windows(self, passage: Passage, ids: list[int]) -> list[_Window]:
         if not ids:

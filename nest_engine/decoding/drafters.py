@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from nest_engine.config import NestConfig
+from nest_engine.datastore.suffix import SuffixIndex
 from nest_engine.datastore.token_index import Place, TokenIndex
 from nest_engine.decoding.mixture import Mixture
 
 _FIRST_CHUNK = 8
 _LONGEST_CHUNK = 64
+_SHORTEST_SUFFIX = 2
+_LONGEST_SUFFIX = 32
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a span starts.
+
+    Attributes:
+        place: Where its first token stands.
+        with_chosen: Whether that token is the chosen one, which needs no verification, or the
+            one behind it, which does.
+    """
+
+    place: Place
+    with_chosen: bool
 
 
 class Drafter(Protocol):
     """Proposes where to copy from and learns from what became of it."""
 
-    def start(self, token: int, mixture: Mixture, row: int) -> Place | None:
-        """Where a span that begins with the chosen token starts, if one is worth trying.
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
+        """Where a span starts that begins with the chosen token or behind it, if one is worth trying.
 
         Args:
-            token: The token that was chosen; the place found has it as value.
+            token: The token that was chosen.
             mixture: p_M at the position it was chosen for.
             row: That position's row in the mixture.
+            text: The tokens before it, those of the prompt included.
         """
         ...
 
@@ -44,7 +62,7 @@ class AdaptiveChunk:
         self._fixed = fixed
         self._length = _FIRST_CHUNK
 
-    def length(self) -> int:
+    def chunk(self) -> int:
         """Tokens to read in the next pass."""
         return self._fixed or self._length
 
@@ -56,36 +74,42 @@ class AdaptiveChunk:
             self._length = max(_FIRST_CHUNK, (self._length + right + 1) // 2)
 
 
-class NeighborDrafter:
-    """Starts at the nearest neighbor that has the chosen token as value (section 5 of METHOD).
-
-    With a `delta`, only where the LM's weight is at most that (Eq. 5).
-    """
+class NeighborDrafter(AdaptiveChunk):
+    """Starts at the nearest neighbor that has the chosen token as value, where lambda is at most delta (Eq. 5)."""
 
     def __init__(self, index: TokenIndex, config: NestConfig) -> None:
-        """Draft from `index`. In lossless mode delta is not consulted."""
+        """Draft from `index`."""
+        super().__init__(config.draft_chunk)
         self._index = index
-        self._neighbors = config.neighbors
-        self._delta = None if config.mode == "lossless" else config.delta
-        self._chunk = AdaptiveChunk(config.draft_chunk)
+        self._delta = config.delta
 
-    def start(self, token: int, mixture: Mixture, row: int) -> Place | None:
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
         """The place of the nearest neighbor: see `Drafter.start`."""
-        if self._delta is not None and float(mixture.weights[row]) > self._delta:
+        if float(mixture.weights[row]) > self._delta:
             return None
-        alone = mixture.index is None  # in lossless mode the mixture is the LM alone
-        entry = self._search(token, mixture.queries[row]) if alone else mixture.nearest_with(token, row)
-        return None if entry is None else self._index.place(entry)
+        entry = mixture.nearest_with(token, row)
+        return None if entry is None else Start(self._index.place(entry), with_chosen=True)
 
-    def _search(self, token: int, query: torch.Tensor) -> int | None:
-        entries = self._index.search(query[None], self._neighbors).entries[0]
-        entries = entries[self._index.values[entries] == token]
-        return self._index.nearest(query, entries) if len(entries) else None
 
-    def chunk(self) -> int:
-        """Tokens to read in the next pass."""
-        return self._chunk.length()
+class SuffixDrafter(AdaptiveChunk):
+    """Continues the longest suffix of the text that occurs in the passages. It needs no keys."""
 
-    def learn(self, guessed: int, right: int) -> None:
-        """Adapt the chunk."""
-        self._chunk.learn(guessed, right)
+    def __init__(self, index: TokenIndex, config: NestConfig) -> None:
+        """Draft from the passages of `index`."""
+        super().__init__(config.draft_chunk)
+        self._lengths = [len(ids) for ids in index.token_ids]
+        self._suffixes = SuffixIndex(index.token_ids)
+
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
+        """The place behind the longest match: see `Drafter.start`."""
+        match = self._suffixes.match([*text[-_LONGEST_SUFFIX:], token], _SHORTEST_SUFFIX)
+        if match is None or match.place.position + 1 == self._lengths[match.place.passage]:
+            return None
+        return Start(Place(match.place.passage, match.place.position + 1), with_chosen=False)
+
+
+def make_drafter(index: TokenIndex | None, config: NestConfig) -> Drafter | None:
+    """The drafter of a mode, if it has one."""
+    if index is None or not config.uses_spans:
+        return None
+    return SuffixDrafter(index, config) if config.mode == "lossless" else NeighborDrafter(index, config)

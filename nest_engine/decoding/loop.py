@@ -12,7 +12,7 @@ from typing import Literal
 
 from nest_engine.config import NestConfig
 from nest_engine.datastore.token_index import Place, TokenIndex
-from nest_engine.decoding.drafters import Drafter, NeighborDrafter
+from nest_engine.decoding.drafters import Drafter, make_drafter
 from nest_engine.decoding.mixture import Mixture, mix
 from nest_engine.decoding.randomness import uniform
 from nest_engine.decoding.reader import LogitsProcessor, Reader
@@ -70,7 +70,7 @@ class DecodeLoop:
             index: The datastore; None in the modes without one.
             config: The settings.
             processors: The caller's logits processors.
-            drafter: Proposes spans; by default the neighbor drafter over `index`.
+            drafter: Proposes spans; by default the mode's own.
         """
         self.reader = Reader(lm, prompt, processors)
         self.steps = 0
@@ -79,11 +79,8 @@ class DecodeLoop:
         self._end_ids = lm.end_ids
         self._prompt_length = len(prompt)
         self._index = index
-        self._drafter = drafter
-        if drafter is None and index is not None and config.uses_spans:
-            self._drafter = NeighborDrafter(index, config)
-        # Lossless verifies against the LM alone; retrieval only drafts.
-        self._mixed_index = index if config.uses_keys and config.mode != "lossless" else None
+        self._drafter = drafter or make_drafter(index, config)
+        self._mixed_index = index if config.uses_keys else None
         self._mixture: Mixture | None = None
         self._mixture_key = (0, 0, 0)  # reading, version of the masks, first row
         self._accepted_before = 0  # guesses that had come true when the last pass was made
@@ -108,25 +105,31 @@ class DecodeLoop:
         """Choose a token; emit it alone, or as the start of a span (Eq. 5 and 6)."""
         mixture, row = self._mix()
         token = self._choose(mixture, row)
-        place = self._drafter.start(token, mixture, row) if self._drafter else None
-        if place is None or self._index is None or token in self._end_ids:
+        start = self._drafter.start(token, mixture, row, self.reader.tokens) if self._drafter else None
+        if start is None or not start.with_chosen or token in self._end_ids:
             yield self._emit_own(token, mixture, row)
-        else:
-            yield from self._follow(self._index, place, float(mixture.weights[row]))
+        if start is not None and self._index is not None:
+            weight = float(mixture.weights[row]) if start.with_chosen else None
+            yield from self._follow(self._index, start.place, weight)
 
-    def _follow(self, index: TokenIndex, place: Place, weight: float) -> Iterator[Emission]:
-        """Copy from a place on, n-gram by n-gram, until a rejection or the passage's end (algorithm 1)."""
+    def _follow(self, index: TokenIndex, place: Place, weight: float | None) -> Iterator[Emission]:
+        """Copy from a place on, n-gram by n-gram, until a rejection or the passage's end (algorithm 1).
+
+        Args:
+            index: The datastore.
+            place: Where the span starts.
+            weight: Lambda of the span's first token if it was chosen already; None to verify it.
+        """
         tokens = index.token_ids[place.passage]
         start = place.position
-        verified = False  # the span's first token was chosen from p_M, and needs no more
         while start < len(tokens) and self._position < self._config.max_new_tokens:
             draft = self._draft(index, place.passage, start)
             if not draft:
                 return
-            self.steps += verified  # the step that chose the first token has been counted
+            self.steps += weight is None  # the step that chose the first token has been counted
             accepted = 0
             try:
-                for emission in self._verify_draft(index, draft, None if verified else weight):
+                for emission in self._verify_draft(index, draft, weight):
                     yield emission
                     if emission.place is None:
                         return
@@ -134,7 +137,7 @@ class DecodeLoop:
             finally:
                 if self._config.mode != "lossless":
                     index.mask(draft[:accepted])
-            start, verified = start + len(draft), True
+            start, weight = start + len(draft), None
 
     def _draft(self, index: TokenIndex, passage: int, start: int) -> list[Place]:
         """Places of the next n tokens, cut at the passage's end and before what is masked.

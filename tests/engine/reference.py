@@ -95,7 +95,7 @@ class Reference:
         p_lm = torch.softmax(logits[-1], -1)
         query = hidden[-1]
         active = [i for i, entry in enumerate(self.entries) if entry.place not in masked]
-        if not active or self.config.mode in ("lm", "ra"):
+        if not active or self.config.mode in ("lm", "ra", "lossless"):
             return Distribution(p_lm, p_lm, 1.0, [], math.inf)
         distances = [(float((query - self.entries[i].key).square().sum()), i) for i in active]
         distances.sort()
@@ -109,8 +109,6 @@ class Reference:
         p_knn = torch.zeros_like(p_lm)
         for share, (_, i) in zip(shares, neighbors, strict=True):
             p_knn[self.entries[i].value] += share / sum(shares)
-        if self.config.mode == "lossless":
-            return Distribution(p_lm, p_lm, 1.0, neighbors, cut)
         return Distribution(weight * p_lm + (1 - weight) * p_knn, p_lm, weight, neighbors, cut)
 
     def lm_weight(self, distances: list[float]) -> float:
@@ -152,9 +150,9 @@ class Reference:
 
     def span_start(self, d: Distribution, token: int) -> tuple[Place | None, float]:
         margin = min(d.margin, abs(d.weight - self.config.delta))
-        if self.config.mode not in ("nest", "ra-nest", "lossless"):
+        if self.config.mode not in ("nest", "ra-nest"):
             return None, math.inf
-        if self.config.mode != "lossless" and d.weight > self.config.delta:
+        if d.weight > self.config.delta:
             return None, margin
         matching = [(distance, i) for distance, i in d.neighbors if self.entries[i].value == token]
         if not matching:
@@ -208,12 +206,31 @@ class Reference:
         if d is None:
             return
         token, choice_margin = self.choose(d, len(self.out))
+        if self.config.mode == "lossless":
+            self.lossless_step(d)
+            return
         start, start_margin = self.span_start(d, token)
         if start is None or token in self.end_ids:
             self.emit_own(d, start_margin)
             return
-        passage, position = start
-        first: tuple[float, float] | None = (d.weight, min(choice_margin, start_margin))
+        self.follow(*start, (d.weight, min(choice_margin, start_margin)))
+
+    def lossless_step(self, d: Distribution) -> None:
+        """The LM's own token; then what stands behind the longest suffix that occurs in the passages."""
+        self.emit_own(d)
+        text = self.prompt + [e.token for e in self.out]
+        found = [
+            (-length, number, position)
+            for number, tokens in enumerate(self.texts)
+            for position in range(len(tokens))
+            if (length := common_suffix(text, tokens[: position + 1])) >= 2
+        ]
+        if found and not self.ended:
+            _, number, position = min(found)
+            self.follow(number, position + 1, None)
+
+    def follow(self, passage: int, position: int, first: tuple[float, float] | None) -> None:
+        """Copy from a place on, n-gram by n-gram; `first` is given where the first token is chosen already."""
         while position < len(self.texts[passage]) and len(self.out) < self.config.max_new_tokens:
             complete, length = self.ngram(passage, position, first)
             if not complete or length == 0:
@@ -246,6 +263,14 @@ class Reference:
         if self.config.mode != "lossless":
             self.masked |= accepted
         return complete, len(accepted)
+
+
+def common_suffix(left: list[int], right: list[int]) -> int:
+    """How many tokens two texts have in common at their ends."""
+    length = 0
+    while length < min(len(left), len(right)) and left[-1 - length] == right[-1 - length]:
+        length += 1
+    return length
 
 
 def ends_sentence(text: str, end: int) -> bool:

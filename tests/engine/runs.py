@@ -14,7 +14,8 @@ def run_loop(
 ) -> tuple[list[Emission], DecodeLoop]:
     """Emissions for a prompt of token ids, and the loop with its counts."""
     config = engine.config.replace(**settings)
-    index = engine._open_index(passages, engine.encode(passages, config), config) if passages else None
+    encoded = engine._open_passages(passages, config)
+    index = engine._open_index(passages, encoded, config) if encoded else None
     loop = DecodeLoop(engine.model.lm, prompt, index, config)
     return list(loop.run()), loop
 

@@ -101,8 +101,8 @@ def test_a_whole_accepted_n_gram_is_masked_when_it_ends(engine):
 
 def test_lossless_masks_nothing(engine, prompt):
     texts = passages("lighthouse")
-    index = engine._open_index(texts, engine.encode(texts), engine.config)
     config = engine.config.replace(mode="lossless", max_new_tokens=60)
+    index = engine._open_index(texts, engine.encode(texts), config)
     list(DecodeLoop(engine.model.lm, prompt, index, config).run())
     assert index.unmasked == len(index)
 
