@@ -30,14 +30,14 @@ from nest_engine.retrieval.saved import (
 IndexKind = Literal["flat", "ivf", "ivfpq"]
 KIND = "nest-faiss"
 
-# Up to here every vector is compared: exact, and about 10 ms per query for 384 dimensions
-# on two CPU cores. An IVF index would save milliseconds and cost recall.
+# Up to here every vector is compared: exact, and about 7 ms per query for 384 dimensions on
+# one free CPU core. An IVF index would save milliseconds and cost recall.
 FLAT_LIMIT = 50_000
 # Up to here whole vectors fit into memory (0.8 GB for 384 dimensions in float32). Beyond, the
-# lists hold product-quantized codes, an eighth of a byte per bit, and float16 vectors, mapped
-# from disk in an opened index, re-rank what the codes find, so that scores stay cosines.
+# lists hold product-quantized codes of one byte for 8 dimensions; float16 vectors, which an
+# opened index maps from disk, re-rank what the codes find, so that scores stay cosines.
 IVF_LIMIT = 500_000
-_REFINE_FACTOR = 4.0
+_REFINED = 1000  # at least so many candidates of the codes are re-ranked
 _POINTS_PER_LIST = 39  # fewer training points per list than this make poor lists (FAISS warns)
 _POINTS_WANTED = 64
 _PQ_CODES = 256
@@ -150,7 +150,7 @@ class FaissSource:
         check_query(query, k)
         vector = self._query(query)
         with self._lock:
-            scores, places = self._index.search(vector, min(k, len(self._passages)))
+            scores, places = _nearest(self._index, vector, min(k, len(self._passages)))
             found = [(float(s), int(i)) for s, i in zip(scores[0], places[0], strict=True) if i >= 0]
             found.sort(key=lambda pair: (-pair[0], pair[1]))  # ties in a fixed order
             return [ScoredPassage(self._passages[i], score=s, relevance=s) for s, i in found]
@@ -271,7 +271,9 @@ def _build(vectors: npt.NDArray[np.float32], kind: IndexKind | None) -> Any:
     if chosen == "ivfpq" and count < _PQ_CODES:
         raise ConfigError(f"an ivfpq index needs at least {_PQ_CODES} passages, there are {count}: use kind='flat'")
     lists = max(1, min(round(4 * math.sqrt(count)), count // _POINTS_PER_LIST))
-    recipe = {"flat": "Flat", "ivf": f"IVF{lists},Flat", "ivfpq": f"IVF{lists},PQ{_codes(dim)},Refine(SQfp16)"}[chosen]
+    # "np": no polysemous training, which takes minutes and serves a search that is not used here
+    codes = f"IVF{lists},PQ{_codes(dim)}np,Refine(SQfp16)"
+    recipe = {"flat": "Flat", "ivf": f"IVF{lists},Flat", "ivfpq": codes}[chosen]
     index = faiss.index_factory(dim, recipe, faiss.METRIC_INNER_PRODUCT)
     if chosen != "flat":
         _train(index, vectors, lists)
@@ -279,6 +281,18 @@ def _build(vectors: npt.NDArray[np.float32], kind: IndexKind | None) -> Any:
     if chosen == "ivf":
         index.make_direct_map()  # `reconstruct` needs it
     return index
+
+
+def _nearest(index: Any, vector: npt.NDArray[np.float32], k: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Cosines and places of the `k` nearest vectors, each `[1, k]`; place -1 where there are fewer."""
+    faiss = _faiss()
+    found: tuple[npt.NDArray[Any], npt.NDArray[Any]]
+    if isinstance(index, faiss.IndexRefine):
+        params = faiss.IndexRefineSearchParameters(k_factor=max(2.0, _REFINED / k))
+        found = index.search(vector, k, params=params)
+    else:
+        found = index.search(vector, k)
+    return found
 
 
 def _codes(dim: int) -> int:
@@ -289,11 +303,10 @@ def _codes(dim: int) -> int:
 def _train(index: Any, vectors: npt.NDArray[np.float32], lists: int) -> None:
     """Train the lists (and codes) on an evenly spaced sample and set how many are searched."""
     faiss = _faiss()
-    ivf = faiss.extract_index_ivf(index)
+    ivf = faiss.downcast_index(faiss.extract_index_ivf(index))
     ivf.cp.min_points_per_centroid = 1  # else FAISS writes warnings to stderr
     if hasattr(ivf, "pq"):
         ivf.pq.cp.min_points_per_centroid = 1
-        index.k_factor = _REFINE_FACTOR
     wanted = max(_POINTS_WANTED * lists, _POINTS_WANTED * _PQ_CODES)
     index.train(np.ascontiguousarray(vectors[:: max(1, len(vectors) // wanted)]))
     ivf.nprobe = max(8, lists // 16)

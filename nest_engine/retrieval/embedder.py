@@ -170,8 +170,10 @@ class TransformerEmbedder:
         """Token ids per text, cut to the window."""
         if not texts:
             return []
+        # tokenizers refuse lone surrogates, which texts cut in the middle of an emoji can hold
+        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
         with self._lock:
-            encoded = self._tokenizer(list(texts), truncation=True, max_length=self.window, padding=False)
+            encoded = self._tokenizer(clean, truncation=True, max_length=self.window, padding=False)
         ids: list[list[int]] = encoded["input_ids"]
         return ids
 
