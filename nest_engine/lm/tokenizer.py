@@ -60,6 +60,17 @@ class Tokenizer:
         """Whether the model comes with a chat template."""
         return bool(getattr(self._tokenizer, "chat_template", None))
 
+    @property
+    def template_calls_tools(self) -> bool:
+        """Whether the chat template introduces tools, and writes calls in `<tool_call>` marks."""
+        template = str(getattr(self._tokenizer, "chat_template", None) or "")
+        return "tools" in template and "<tool_call>" in template
+
+    def serialize(self) -> str:
+        """The tokenizer in the JSON form of the tokenizers library."""
+        state: str = self._tokenizer.backend_tokenizer.to_str()
+        return state
+
     def encode(self, text: str) -> TokenizedText:
         """Tokenize text of a user or a passage; `<|im_end|>` and its like are ordinary characters here.
 
