@@ -238,6 +238,7 @@ def test_model_is_plain_float32_and_knows_its_end(demo_model_dir):
 
 
 @pytest.mark.demo_model
+@pytest.mark.slow
 def test_model_answers(demo_model_dir, tokenizer):
     import torch
     from transformers import AutoModelForCausalLM

@@ -128,6 +128,7 @@ def test_an_index_of_the_demo_embedder_opens_without_one(demo, passages, tmp_pat
 
 @pytest.mark.demo_model
 @pytest.mark.shared_data
+@pytest.mark.slow
 def test_threshold_and_ranking_on_questions_with_known_passages(demo, shared_data):
     rows = [json.loads(line) for line in (shared_data / "xquad.en.passages.jsonl").open(encoding="utf-8")][:60]
     asked = [json.loads(line) for line in (shared_data / "xquad.en.dev.jsonl").open(encoding="utf-8")]
