@@ -256,13 +256,26 @@ class LmdbKeyStore:
                 self._memory = MemoryKeyStore()
 
 
-_environments: dict[tuple[int, str], tuple[Any, int]] = {}
+_environments: dict[str, tuple[Any, int]] = {}
 _environments_lock = threading.Lock()
 
 
+def _forget_inherited() -> None:
+    """Give up the handles of the parent process: LMDB does not let a child use them, nor open the file beside them."""
+    global _environments_lock
+    _environments_lock = threading.Lock()  # another thread of the parent may have held it
+    for environment, _ in _environments.values():
+        environment.close()
+    _environments.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_inherited)
+
+
 def _acquire(folder: Path) -> Any:
-    """The process's handle of a store: LMDB allows one for each file."""
-    key = (os.getpid(), str(folder.resolve()))
+    """The process's handle of a store, and the number of its users: LMDB allows one for each file."""
+    key = str(folder.resolve())
     with _environments_lock:
         environment, users = _environments.get(key, (None, 0))
         if environment is None:
@@ -291,7 +304,7 @@ def _open_environment(folder: Path) -> Any:
 def _release(folder: Path, environment: Any, owner: int) -> None:
     if environment is None or owner != os.getpid():
         return
-    key = (owner, str(folder.resolve()))
+    key = str(folder.resolve())
     with _environments_lock:
         _, users = _environments.get(key, (None, 0))
         if users <= 1:
