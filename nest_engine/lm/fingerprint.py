@@ -29,7 +29,7 @@ def fingerprint_model(model: nn.Module, *facts: str) -> str:
     digest = hashlib.sha256()
     digest.update(type(model).__name__.encode())
     digest.update(_configuration(model).encode())
-    digest.update(json.dumps([_adapters(model), *facts]).encode())
+    digest.update(json.dumps([adapter_state(model), *facts]).encode())
     tensors = [*model.named_parameters(), *model.named_buffers()]
     for name, tensor in sorted(tensors, key=lambda pair: pair[0]):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {type(tensor).__name__}".encode())
@@ -45,20 +45,15 @@ def _configuration(model: nn.Module) -> str:
     return json.dumps(values, sort_keys=True, default=str)
 
 
-def _adapters(model: nn.Module) -> list[str]:
-    """The adapters that are switched on, with their settings: two of them can share one set of weights."""
-    configs = getattr(model, "peft_config", None)
-    if not configs:
-        return []
-    active = getattr(model, "active_adapters", None)
-    names = active() if callable(active) else active
-    enabled = [
-        f"{name} disabled={module.disable_adapters} active={getattr(module, 'active_adapters', names)} "
-        f"merged={getattr(module, 'merged_adapters', [])} scaling={getattr(module, 'scaling', {})}"
+def adapter_state(model: nn.Module) -> str:
+    """The adapters that a model has and which of them are switched on: two sets can share one set of weights."""
+    layers = [
+        f"{name} disabled={module.disable_adapters} active={module.active_adapters} "
+        f"merged={module.merged_adapters} scaling={getattr(module, 'scaling', {})}"
         for name, module in model.named_modules()
-        if hasattr(module, "disable_adapters")
+        if "merged_adapters" in vars(module)
     ]
-    return [str(names), *enabled]
+    return "\n".join([str(vars(model).get("active_adapter", "")), *layers])
 
 
 def _sample(model: nn.Module, name: str, tensor: torch.Tensor) -> bytes:

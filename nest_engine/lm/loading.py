@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
@@ -79,6 +80,8 @@ def load_model(
             tokenizer = AutoTokenizer.from_pretrained(folder, **file_arguments)
     except OSError as error:
         raise _not_found(name) from error
+    except SafetensorError as error:
+        raise UnsupportedModelError(f"the weights of {name} are damaged, fetch them again: {error}") from error
     except ValueError as error:
         raise UnsupportedModelError(f"{name} is no causal language model that transformers knows: {error}") from error
     if device is not None:
@@ -100,6 +103,8 @@ def wrap_model(model: Any, tokenizer: Any, *, name: str = "", key_layer: str | i
 def _locate(name: str | Path, *, progress: bool) -> tuple[str, dict[str, Any]]:
     """The folder or hub id to load from, and the arguments that name a GGUF file in it."""
     path = Path(name).expanduser()
+    if not str(name):
+        raise _not_found(name)
     if str(name) in CATALOG:
         return str(fetch(str(name), progress=progress)), {}
     if path.suffix.lower() == ".gguf":
@@ -108,7 +113,7 @@ def _locate(name: str | Path, *, progress: bool) -> tuple[str, dict[str, Any]]:
         return str(path.parent), {"gguf_file": path.name}
     if path.is_dir():
         return str(path), {}
-    if path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") > 1 or not str(name):
+    if path.is_absolute() or str(name).startswith((".", "~")) or str(name).count("/") > 1:
         raise _not_found(name)
     return str(name), {}
 
@@ -151,7 +156,7 @@ def _dtype(dtype: str | torch.dtype | None, device: Any, device_map: Any) -> str
 
 
 def _not_found(name: str | Path) -> ModelNotFoundError:
-    names = ", ".join(sorted(n for n, entry in CATALOG.items() if entry.kind == "lm"))
+    names = ", ".join(sorted(n for n, entry in CATALOG.items() if entry.kind == "causal-lm"))
     return ModelNotFoundError(
         f"no model {str(name)!r}: give a demo model ({names}), an existing folder with config.json, "
         "a .gguf file, or a hub id that this machine can reach or has cached"

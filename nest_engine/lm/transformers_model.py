@@ -12,7 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from nest_engine.errors import UnsupportedModelError
-from nest_engine.lm.fingerprint import fingerprint_model
+from nest_engine.lm.fingerprint import adapter_state, fingerprint_model
 from nest_engine.lm.protocol import Reading
 from nest_engine.lm.tap import KeyTap, find_layers
 
@@ -44,21 +44,23 @@ class TransformersModel:
         self._model = model.eval()
         self._config = config
         self._lock = threading.Lock()
+        self._require_croppable(self.new_cache().is_croppable)
         self._tap = KeyTap(model, find_layers(model, int(config.num_hidden_layers)), key_layer)
         parameters = inspect.signature(_forward_owner(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in parameters
         # The argument is being renamed in transformers 5; passing the old name warns at every call.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._facts = (tokenizer_fingerprint, str(key_layer))
-        self._fingerprint: str | None = None
+        self._fingerprints: dict[str, str] = {}
         self.key_dim = self._try_out()
 
     @property
     def fingerprint(self) -> str:
-        """Digest of weights, adapters, quantization, dtype, tokenizer and key layer; computed once."""
-        if self._fingerprint is None:
-            self._fingerprint = fingerprint_model(self._model, *self._facts)
-        return self._fingerprint
+        """Digest of weights, adapters, quantization, dtype, tokenizer and key layer, as they are now."""
+        adapters = adapter_state(self._model)
+        if adapters not in self._fingerprints:
+            self._fingerprints[adapters] = fingerprint_model(self._model, *self._facts)
+        return self._fingerprints[adapters]
 
     @property
     def context_window(self) -> int:
@@ -139,15 +141,17 @@ class TransformersModel:
         cache = self.new_cache()
         try:
             reading = self.forward([0, 0], cache, last_only=False)
-            cropped = cache.is_croppable and cache.get_seq_length() == 2
         except (TypeError, AttributeError, RuntimeError, IndexError) as error:
             raise UnsupportedModelError(f"{type(self._model).__name__} cannot be decoded with: {error}") from error
-        if not cropped:
+        self._require_croppable(cache.is_croppable and cache.get_seq_length() == 2)
+        return int(reading.queries.shape[-1])
+
+    def _require_croppable(self, is_croppable: bool) -> None:
+        if not is_croppable:
             raise UnsupportedModelError(
                 f"{type(self._model).__name__} keeps a recurrent state that cannot go back after a rejected draft; "
                 "use a model with attention layers only"
             )
-        return int(reading.queries.shape[-1])
 
 
 class TransformersContext:
