@@ -17,7 +17,6 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -58,6 +57,10 @@ STATS_KEYS = (
     "seconds",
 )
 SECONDS_KEYS = ("retrieve", "encode", "prefill", "decode", "total")
+
+_SOURCE_HELP = (
+    "search by meaning, for English (faiss, the default), by words, for any language (bm25), or both (hybrid)"
+)
 
 # What is not a flag made from the configuration: the mode has one of its own.
 _NO_FLAGS = {"mode"}
@@ -217,6 +220,10 @@ def _config(chosen: argparse.Namespace) -> NestConfig:
 def _engine(chosen: argparse.Namespace, config: NestConfig) -> NestEngine:
     from nest_engine.engine import NestEngine
 
+    if chosen.quiet:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
     with contextlib.redirect_stdout(sys.stderr):
         return NestEngine.from_pretrained(
             chosen.model, config=config, device=chosen.device, dtype=chosen.dtype, progress=not chosen.quiet
@@ -226,13 +233,14 @@ def _engine(chosen: argparse.Namespace, config: NestConfig) -> NestEngine:
 def _source_class(chosen: argparse.Namespace) -> type[Source]:
     from nest_engine.retrieval import Bm25Source, FaissSource, HybridSource
 
-    name = chosen.source or ("hybrid" if find_spec("bm25s") else "faiss")
-    return {"hybrid": HybridSource, "faiss": FaissSource, "bm25": Bm25Source}[name]
+    return {"hybrid": HybridSource, "faiss": FaissSource, "bm25": Bm25Source}[chosen.source]
 
 
 def _new_source(passages: list[Passage], chosen: argparse.Namespace) -> Source:
+    # Unscaled BM25 scores outweigh cosines, and in a user's question most words are common ones.
+    options: dict[str, Any] = {"scale": True} if chosen.source == "hybrid" else {}
     with contextlib.redirect_stdout(sys.stderr):
-        return _source_class(chosen).from_passages(passages, progress=not chosen.quiet)
+        return _source_class(chosen).from_passages(passages, progress=not chosen.quiet, **options)
 
 
 def _cached_source(passages: list[Passage], name: str, chosen: argparse.Namespace) -> Source:
@@ -294,7 +302,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEMO_MODEL, metavar="M", help=f"name, folder, GGUF or hub id ({DEMO_MODEL})")
     parser.add_argument("--mode", choices=get_args(Mode), default=argparse.SUPPRESS, help="what is combined (nest)")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="settings to start from (the model's own)")
-    parser.add_argument("--source", choices=("hybrid", "faiss", "bm25"), help="how passages are searched (hybrid)")
+    parser.add_argument("--source", choices=("faiss", "bm25", "hybrid"), default="faiss", help=_SOURCE_HELP)
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps (cpu)")
     parser.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 or auto")
     parser.add_argument("--json", action="store_true", help="one JSON object per question, nothing else, on stdout")
