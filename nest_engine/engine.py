@@ -234,6 +234,19 @@ class NestEngine:
                 yield piece
         emissions.close()
 
+    def build_prompt(
+        self, prompt: str | Sequence[Message], *, passages: Sequence[Passage] = (), task: Task | None = None
+    ) -> list[int]:
+        """The token ids that the model would read for a prompt.
+
+        Args:
+            prompt: A question, or chat messages.
+            passages: What to put into it as background.
+            task: How it is worded: see `stream`.
+        """
+        task = task or ("question" if isinstance(prompt, str) else "chat")
+        return self._prompts.build(prompt, task=task, passages=passages).ids
+
     def encode(self, passages: Sequence[Passage], config: NestConfig | None = None) -> list[EncodedPassage]:
         """Look up or compute the keys of passages, and keep them in the engine's store.
 
@@ -350,8 +363,9 @@ class _Clock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
-    def read(self) -> Seconds:
-        return Seconds(**self.seconds, total=sum(self.seconds.values()))
+    def read(self, loop: DecodeLoop) -> Seconds:
+        total = sum(self.seconds.values())
+        return Seconds(**self.seconds, total=total, lm=loop.reader.counts.lm_seconds, mix=loop.mix_seconds)
 
 
 def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
@@ -417,5 +431,5 @@ def _stats(
         lambda_mean=transcript.weights / transcript.tokens if transcript.tokens else 1.0,
         prompt_tokens=prompt_tokens,
         passages=passages,
-        seconds=clock.read(),
+        seconds=clock.read(loop),
     )

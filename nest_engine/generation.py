@@ -21,6 +21,8 @@ class Seconds:
         prefill: Until the first token: reading the prompt.
         decode: All further tokens.
         total: From the call to the end; for a stream, time that the consumer spends is not counted.
+        lm: Of prefill and decode: forward passes.
+        mix: Of prefill and decode: searching the token datastore and mixing.
     """
 
     retrieve: float = 0.0
@@ -28,6 +30,8 @@ class Seconds:
     prefill: float = 0.0
     decode: float = 0.0
     total: float = 0.0
+    lm: float = 0.0
+    mix: float = 0.0
 
 
 @dataclass(frozen=True)

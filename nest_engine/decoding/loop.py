@@ -5,6 +5,7 @@ It knows token ids, tensors and places, never text.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -51,6 +52,7 @@ class DecodeLoop:
         steps: Rounds of the method so far: a token chosen by itself, or one n-gram of a span
             with the token that replaces its first rejected one.
         finish: Why the answer ended, once it has.
+        mix_seconds: Time of searching the datastore and mixing, in seconds.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class DecodeLoop:
         self.reader = Reader(lm, prompt, processors)
         self.steps = 0
         self.finish: Finish | None = None
+        self.mix_seconds = 0.0
         self._config = config
         self._end_ids = lm.end_ids
         self._prompt_length = len(prompt)
@@ -221,8 +224,10 @@ class DecodeLoop:
         version = self._mixed_index.version if self._mixed_index is not None else 0
         reading, masks, first = self._mixture_key
         if self._mixture is None or (reading, masks) != (reader.readings, version) or reader.row < first:
+            start = time.perf_counter()
             logits, queries = reader.rows()
             self._mixture = mix(logits, queries, self._mixed_index, self._config)
+            self.mix_seconds += time.perf_counter() - start
             self._mixture_key = (reader.readings, version, reader.row)
         row = reader.row - self._mixture_key[2]
         self._end_sentence(self._mixture, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -21,11 +22,13 @@ class Counts:
         lm_calls: Forward passes, that of the prompt included.
         drafted: Guessed tokens that were read.
         accepted: Guessed tokens that became part of the answer.
+        lm_seconds: Time of the forward passes, in seconds.
     """
 
     lm_calls: int = 0
     drafted: int = 0
     accepted: int = 0
+    lm_seconds: float = 0.0
 
 
 class Reader:
@@ -82,7 +85,9 @@ class Reader:
         """Read the known tokens that have not been read, and guesses behind them."""
         self._context.crop(len(self._read))
         known = self.tokens[len(self._read) :]
+        start = time.perf_counter()
         reading = self._context.read([*known, *guesses], last_only=not self._read and not guesses)
+        self.counts.lm_seconds += time.perf_counter() - start
         self._base = len(self._read) + len(known) - 1
         self._read += [*known, *guesses]
         rows = len(guesses) + 1

@@ -91,6 +91,27 @@ class TransformersModel:
         """Number format of logits and queries: the weights', at least float32."""
         return torch.promote_types(self._model.get_input_embeddings().weight.dtype, torch.float32)
 
+    @property
+    def weight_dtype(self) -> torch.dtype:
+        """Number format of the weights."""
+        dtype: torch.dtype = self._model.get_input_embeddings().weight.dtype
+        return dtype
+
+    @torch.inference_mode()
+    def generate(self, token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        """Transformers' own generation, to compare with: int64 [1, length], prompt included.
+
+        Args:
+            token_ids: int64 [1, length], the prompt.
+            **arguments: Those of transformers' `generate`.
+        """
+        padding = next(iter(self.end_ids), 0)
+        mask = torch.ones_like(token_ids)
+        with self._lock:
+            output = self._model.generate(token_ids, attention_mask=mask, pad_token_id=padding, **arguments)
+        tokens: torch.Tensor = output
+        return tokens
+
     def open(self) -> TransformersContext:
         """Begin an empty sequence."""
         return TransformersContext(self)
