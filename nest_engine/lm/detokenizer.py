@@ -6,7 +6,7 @@ from nest_engine.lm.tokenizer import Tokenizer
 
 _INCOMPLETE = "\ufffd"
 _LONGEST_CHARACTER = 4
-"""UTF-8 bytes of a character at most: what is still incomplete after more tokens is broken for good."""
+"""UTF-8 bytes of a character at most: of as many tokens, the first one is complete or broken for good."""
 
 
 class Detokenizer:
@@ -29,15 +29,29 @@ class Detokenizer:
     def add(self, token: int) -> str:
         """Add a token and return the characters that are complete by it, possibly none."""
         self._ids.append(token)
+        new = self._complete()
+        if new is None and len(self._ids) - self._shown >= _LONGEST_CHARACTER:
+            new = self._give_up() + (self._complete() or "")
+        self._keep(new or "")
+        return new or ""
+
+    def _complete(self) -> str | None:
+        """Give out what is waiting, unless its last character is incomplete."""
         before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
         now = self._tokenizer.decode(self._ids[self._anchor :])
-        waiting = len(self._ids) - self._shown
-        complete = not now.endswith(_INCOMPLETE) or waiting > _LONGEST_CHARACTER
-        new = now[len(before) :] if complete else ""
-        if new:
+        if now.endswith(_INCOMPLETE):
+            return None
+        if len(now) > len(before):
             self._anchor, self._shown = self._shown, len(self._ids)
-        self._keep(new)
-        return new
+        return now[len(before) :]
+
+    def _give_up(self) -> str:
+        """Give out broken characters, up to where one may begin that can still be completed."""
+        cut = len(self._ids) - _LONGEST_CHARACTER + 1
+        before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
+        broken = self._tokenizer.decode(self._ids[self._anchor : cut])[len(before) :]
+        self._anchor = self._shown = cut
+        return broken
 
     def flush(self) -> str:
         """Return what is left of an incomplete character at the end, as replacement characters."""

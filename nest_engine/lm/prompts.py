@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from jinja2 import TemplateError
+
 from nest_engine.errors import ContextOverflowError, PromptError
 from nest_engine.lm.tokenizer import Tokenizer
 from nest_engine.passages import Passage
@@ -116,10 +118,15 @@ class PromptBuilder:
             logger.warning("prompt too long: passage %s is left out of it", passages[-1].id)
             return messages, passages[:-1]
         last_user = max((i for i, m in enumerate(messages) if m["role"] == "user"), default=len(messages) - 1)
-        for i, message in enumerate(messages):
-            if message["role"] != "system" and i < last_user:
+        oldest = next((i for i, m in enumerate(messages[:last_user]) if m["role"] != "system"), None)
+        if oldest is not None:
+            end = oldest + 1
+            # A chat must not begin with an answer: it goes with its question.
+            while end < last_user and messages[end]["role"] not in ("user", "system"):
+                end += 1
+            for message in messages[oldest:end]:
                 logger.warning("prompt too long: the oldest turn (%s) is left out of it", message["role"])
-                return messages[:i] + messages[i + 1 :], passages
+            return messages[:oldest] + messages[end:], passages
         raise ContextOverflowError(
             f"the prompt has {length} tokens and may be followed by {new_tokens}, but the model's context window is "
             f"{self._window}: shorten the prompt or lower max_new_tokens"
@@ -141,7 +148,13 @@ class PromptBuilder:
         """Render the template around marks, then tokenize its own parts with control tokens and the texts without."""
         contents = [str(message["content"]) for message in messages]
         marked = [{**message, "content": _MARK.format(i)} for i, message in enumerate(messages)]
-        rest = self._tokenizer.render_chat(marked, **arguments)
+        try:
+            rest = self._tokenizer.render_chat(marked, **arguments)
+        except TemplateError as error:
+            raise PromptError(
+                f"the model's chat template refuses these messages: {error}. Some models know no system message: put "
+                "its text into the first user message; and many want user and assistant to take turns"
+            ) from error
         ids: list[int] = []
         for i, content in enumerate(contents):
             before, mark, after = rest.partition(_MARK.format(i))

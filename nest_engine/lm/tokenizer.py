@@ -48,6 +48,7 @@ class Tokenizer:
         serialized = backend.to_str()
         self.fingerprint = tokenizer_fingerprint(serialized)
         self._control_ids, self._plain = _without_control_tokens(serialized, set(tokenizer.all_special_ids))
+        self._unknown_id = _unknown_id(tokenizer)
         self.prefix = self._find_prefix()
 
     @property
@@ -75,15 +76,20 @@ class Tokenizer:
         """Tokenize text of a user or a passage; `<|im_end|>` and its like are ordinary characters here.
 
         Args:
-            text: Any text; lone surrogates are read as U+FFFD.
+            text: Any text; lone surrogates are read as U+FFFD. Characters that the vocabulary
+                lacks are left out: `<unk>` is a control token.
         """
         if not text:
             return TokenizedText([], [])
         encoding = self._plain.encode(_encodable(text), add_special_tokens=False)
+        known = []
         for token, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
+            if token == self._unknown_id and text[start:end].strip() != self._tokenizer.unk_token:
+                continue
             if token in self._control_ids:
                 return self._encode_apart(text, start, end)
-        return TokenizedText(encoding.ids, _ends(encoding.offsets, len(text)))
+            known.append((token, (start, end)))
+        return TokenizedText([token for token, _ in known], _ends([range_ for _, range_ in known], len(text)))
 
     def encode_template(self, text: str) -> list[int]:
         """Tokenize a part of a chat template, control tokens included."""
@@ -122,6 +128,12 @@ class Tokenizer:
                 break
             prefix.append(token)
         return prefix
+
+
+def _unknown_id(tokenizer: Any) -> int | None:
+    """The id of `<unk>`, where it has no other meaning: some models use one token for it and for the end."""
+    unknown: int | None = tokenizer.unk_token_id
+    return None if unknown in (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id) else unknown
 
 
 def _encodable(text: str) -> str:
