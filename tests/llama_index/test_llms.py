@@ -162,13 +162,10 @@ class TestAsync:
     def test_all_four_equal_their_twins(self, llm):
         async def run():
             texts = [(await llm.acomplete(QUESTION)).text, (await llm.achat([user(QUESTION)])).message.content]
-            last = None
-            async for last in await llm.astream_complete(QUESTION):
-                pass
+            last = [item async for item in await llm.astream_complete(QUESTION)][-1]
             texts.append(last.text)
             assert last.additional_kwargs == llm.complete(QUESTION).additional_kwargs
-            async for last in await llm.astream_chat([user(QUESTION)]):
-                pass
+            last = [item async for item in await llm.astream_chat([user(QUESTION)])][-1]
             assert last.message == llm.chat([user(QUESTION)]).message
             return [*texts, last.message.content]
 
@@ -347,7 +344,7 @@ class TestSettings:
         assert all(c["end"] <= len(response.text) for c in response.additional_kwargs["citations"])
 
     def test_unknown_settings_are_refused(self, llm):
-        with pytest.raises(ConfigError, match="no such setting: repetition_penalty.*logits_processors"):
+        with pytest.raises(ConfigError, match=r"no such setting: repetition_penalty.*logits_processors"):
             llm.complete(QUESTION, repetition_penalty=1.2)
         with pytest.raises(ConfigError, match="no such setting"):
             tiny_llm(modell="x")
