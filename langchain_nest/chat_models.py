@@ -14,7 +14,6 @@ from langchain_core.language_models import LangSmithParams, LanguageModelInput, 
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
 from langchain_core.messages.ai import UsageMetadata
-from langchain_core.output_parsers import JsonOutputParser, PydanticOutputParser
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from langchain_core.outputs.chat_generation import merge_chat_generation_chunks
 from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough, run_in_executor
@@ -28,6 +27,7 @@ from langchain_nest.citations import CitationWriter, answer_info
 from langchain_nest.identity import describe
 from langchain_nest.messages import add_to_system, attached_documents, last_question, to_messages
 from langchain_nest.models import Call, NestModel, refuse_unknown
+from langchain_nest.parsers import JsonParser, ObjectParser
 from langchain_nest.running import arun
 from langchain_nest.sources import FoundPassages
 from langchain_nest.tools import Request, read_request, to_chunk, to_tool
@@ -388,7 +388,7 @@ def _merge(chunks: list[ChatGenerationChunk]) -> ChatResult:
 def _parsed(model: Runnable[Any, AIMessage], schema: Any, *, include_raw: bool) -> Runnable[Any, Any]:
     """A model whose answers are parsed, and with `include_raw` kept beside what was parsed."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
-    parser: Runnable[Any, Any] = PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()
+    parser: Runnable[Any, Any] = ObjectParser(pydantic_object=schema) if is_class else JsonParser()
     if not include_raw:
         return model | parser
     parsed = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=lambda _: None)

@@ -10,6 +10,7 @@ from langchain_core.documents import Document
 
 from nest_engine import Passage
 from nest_engine.errors import SourceError
+from nest_engine.passages import content_id
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +26,8 @@ def to_passage(document: Document, *, by_content: bool = False) -> Passage | Non
 
     Args:
         document: The document.
-        by_content: Make the id from the content even where the document has one: two stores may
-            know the same text by different ids.
+        by_content: Make the id from the text even where the document has one: two stores may know
+            the same text by different ids, or with different metadata.
 
     Returns:
         The passage, or None where the document is blank: it is left out with a warning.
@@ -51,7 +52,7 @@ def to_passage(document: Document, *, by_content: bool = False) -> Passage | Non
     return Passage(
         text,
         title=title if isinstance(title, str) else "",
-        id="" if by_content or not document.id else str(document.id),
+        id=content_id("", text) if by_content else str(document.id or ""),
         document_id=_group(metadata),
         offset=_offset(metadata),
         metadata={_DOCUMENT: document},

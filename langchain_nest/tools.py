@@ -20,6 +20,7 @@ from nest_engine.constrained import (
     schema_prompt,
     tool_prompt,
 )
+from nest_engine.constrained.grammar import CALL_START
 from nest_engine.errors import ConfigError
 
 _ANY = ("any", "required", True)
@@ -136,6 +137,12 @@ def new_call_id() -> str:
 
 
 def to_chunk(call: ToolCall, index: int) -> ToolCallChunk:
-    """A complete call as a chunk of a streamed message."""
-    arguments = call.text if call.arguments is None else json.dumps(call.arguments, ensure_ascii=False)
+    """A call as a chunk of a streamed message.
+
+    LangChain completes JSON that is cut off, and would make a call of it that nobody made:
+    with the mark before it, it stays an invalid call.
+    """
+    if call.arguments is None or call.name is None:
+        return tool_call_chunk(name=call.name, args=CALL_START + call.text, id=new_call_id(), index=index)
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
     return tool_call_chunk(name=call.name, args=arguments, id=new_call_id(), index=index)

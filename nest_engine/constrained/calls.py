@@ -40,8 +40,9 @@ class CallScanner:
     def __init__(self) -> None:
         """Begin an answer."""
         self.calls: list[ToolCall] = []
-        self._rest = ""
         self.in_call = False
+        self._rest = ""
+        self._behind_call = False  # line breaks there are no text
 
     def add(self, piece: str) -> tuple[str, list[ToolCall]]:
         """Take a piece of the answer.
@@ -58,15 +59,16 @@ class CallScanner:
                 break
             if self.in_call:
                 found.append(_parse(before))
+                self._behind_call = True
             else:
-                text += before
+                text += self._shown(before)
             self._rest, self.in_call = after, not self.in_call
         if not self.in_call:
             keep = _overlap(self._rest, CALL_START)
-            text += self._rest[: len(self._rest) - keep]
+            text += self._shown(self._rest[: len(self._rest) - keep])
             self._rest = self._rest[len(self._rest) - keep :]
         self.calls += found
-        return self._without_gap(text), found
+        return text, found
 
     def finish(self) -> tuple[str, list[ToolCall]]:
         """End the answer.
@@ -76,14 +78,16 @@ class CallScanner:
         """
         rest, self._rest = self._rest, ""
         if not self.in_call:
-            return self._without_gap(rest), []
+            return self._shown(rest), []
         cut = [_parse(rest)]
         self.calls += cut
         return "", cut
 
-    def _without_gap(self, text: str) -> str:
-        """Line breaks between calls, and behind the last one, are no text."""
-        return "" if self.calls and not text.strip() else text
+    def _shown(self, text: str) -> str:
+        if self._behind_call:
+            text = text.lstrip()
+            self._behind_call = not text
+        return text
 
 
 def _parse(text: str) -> ToolCall:
