@@ -220,10 +220,6 @@ def _config(chosen: argparse.Namespace) -> NestConfig:
 def _engine(chosen: argparse.Namespace, config: NestConfig) -> NestEngine:
     from nest_engine.engine import NestEngine
 
-    if chosen.quiet:
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.disable_progress_bar()
     with contextlib.redirect_stdout(sys.stderr):
         return NestEngine.from_pretrained(
             chosen.model, config=config, device=chosen.device, dtype=chosen.dtype, progress=not chosen.quiet
@@ -368,6 +364,10 @@ def _log_to_stderr(chosen: argparse.Namespace) -> None:
     logger = logging.getLogger("nest_engine")
     logger.handlers, logger.propagate = [handler], False
     logger.setLevel(level)
+    if chosen.quiet:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_progress_bar()
 
 
 def _complain(error: NestError, question: Question | None = None) -> None:

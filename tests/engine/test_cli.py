@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 from nest_engine import Citation, Generation, Stats, cli
 from nest_engine.errors import ContextOverflowError, ModelNotFoundError
@@ -86,6 +87,7 @@ def fake_engine(monkeypatch, nest_home):
     before = logger.handlers, logger.propagate, logger.level
     yield
     logger.handlers, logger.propagate, logger.level = before
+    transformers_logging.enable_progress_bar()
 
 
 @pytest.fixture
