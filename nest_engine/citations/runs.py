@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 
 from nest_engine.citations.citation import Kind
 
+_BROKEN = "\ufffd"
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -85,7 +87,9 @@ def verbatim_segments(run: Run, answer: str, source: str) -> Iterator[Segment]:
             good = len(ours)
         elif not (ours.startswith(theirs) or theirs.startswith(ours)):
             yield from _trimmed(Segment(run.passage, start, source_start, good), answer)
-            start, source_start, good = end, source_end, 0
+            # Behind the rest of a character that was cut, a token may hold whole ones.
+            good = _common_suffix(ours[good:], theirs[good:]) if _BROKEN in ours[good:] else 0
+            start, source_start = end - good, source_end - good
     yield from _trimmed(Segment(run.passage, start, source_start, good), answer)
 
 
@@ -95,6 +99,14 @@ def clip(segments: Sequence[Segment], length: int, answer: str) -> Iterator[Segm
         keep = min(segment.length, length - segment.start)
         if keep > 0:
             yield from _trimmed(replace(segment, length=keep), answer)
+
+
+def _common_suffix(left: str, right: str) -> int:
+    """Characters at the end of two texts that are the same."""
+    length = 0
+    while length < min(len(left), len(right)) and left[-1 - length] == right[-1 - length]:
+        length += 1
+    return length
 
 
 def _skip_space(text: str, start: int, end: int) -> int:
