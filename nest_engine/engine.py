@@ -398,10 +398,10 @@ def _relevant(
 
 
 def _distinct(found: Sequence[ScoredPassage]) -> list[ScoredPassage]:
-    """Each passage once, even where a source returns it twice."""
-    first: dict[tuple[str, str], ScoredPassage] = {}
+    """Each passage once, even where a source returns it twice; equal texts of two documents are two."""
+    first: dict[tuple[str, str, str], ScoredPassage] = {}
     for scored in found:
-        first.setdefault((scored.passage.id, scored.passage.text), scored)
+        first.setdefault((scored.passage.document_id, scored.passage.id, scored.passage.text), scored)
     return list(first.values())
 
 
