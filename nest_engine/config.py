@@ -15,6 +15,7 @@ Mode = Literal["lm", "ra", "knn-lm", "nest", "ra-nest", "lossless"]
 
 KeyTransform = Literal["none", "standardize", "pca"]
 KeyFormat = Literal["float16", "float32", "int8", "pca"]
+Datastore = Literal["passages", "global"]
 
 
 def _setting(default: Any, help: str, unit: str = "") -> Any:
@@ -49,6 +50,12 @@ class NestConfig:
     )
     key_transform: KeyTransform = _setting("none", "transform of keys and queries: none, standardize or pca")
     key_format: KeyFormat = _setting("float16", "storage format of keys: float16, float32, int8 or pca")
+    datastore: Datastore = _setting(
+        "passages", "what is searched at every step: the retrieved passages, or all of a collection ('global')"
+    )
+    refresh_every: int | None = _setting(
+        None, "search passages again, with the latest text, after this much of an answer; None: never", "tokens"
+    )
     neighbors: int = _setting(1024, "nearest entries per search (the paper's r)", "entries")
     mu: float | None = _setting(None, "sharpness of p_kNN in Eq. 2; None: 1 / sqrt(key dimension)")
 
@@ -186,6 +193,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "key_transform": _choice(KeyTransform),
     "key_format": _choice(KeyFormat),
+    "datastore": _choice(Datastore),
+    "refresh_every": _optional_count(1),
     "neighbors": _count(1),
     "mu": (lambda v: v is None or (_real(v) and 0 < v < math.inf), "None or a number above 0"),
     "alpha": (lambda v: _real(v) and math.isfinite(v), "a finite number (useful: 0 to 1)"),

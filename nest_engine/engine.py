@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -14,17 +14,12 @@ import torch
 
 from nest_engine.citations.builder import CitationBuilder
 from nest_engine.citations.matching import Matcher
-from nest_engine.config import PRESETS, KeyFormat, NestConfig
-from nest_engine.config import KeyTransform as KeyTransformName
-from nest_engine.datastore.codec import KeyCodec
+from nest_engine.config import PRESETS, NestConfig
 from nest_engine.datastore.encoded import EncodedPassage
-from nest_engine.datastore.encoder import PassageEncoder
-from nest_engine.datastore.sentences import sentence_ends
-from nest_engine.datastore.statistics import load_codec, load_transform, sample_passages
-from nest_engine.datastore.store import KeyStore, get_or_encode, open_store
+from nest_engine.datastore.opener import DatastoreOpener, OpenPassages, list_passages
+from nest_engine.datastore.store import KeyStore, open_store
 from nest_engine.datastore.token_index import TokenIndex
-from nest_engine.datastore.transform import KeyTransform
-from nest_engine.decoding.loop import DecodeLoop
+from nest_engine.decoding.loop import DecodeLoop, Refresh
 from nest_engine.decoding.reader import LogitsProcessor
 from nest_engine.errors import ConfigError, PassageError, SourceError
 from nest_engine.generation import FinishReason, Generation, GenerationPiece, Seconds, Stats
@@ -38,6 +33,9 @@ from nest_engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
+_REFRESH_TOKENS = 64
+"""Length of the latest text that passages are searched for again, in tokens."""
+
 
 class NestEngine:
     """Answers prompts with one model, from passages, with citations.
@@ -47,7 +45,6 @@ class NestEngine:
 
     Attributes:
         config: The settings that calls start from.
-        store: Where passages' keys are kept.
         model: The language model and its tokenizer.
     """
 
@@ -69,11 +66,18 @@ class NestEngine:
         """
         self.model = model
         self.config = config if config is not None else _default_config(model.name)
-        self.store: KeyStore = open_store(store)
+        self._opener = DatastoreOpener(model.lm, model.tokenizer, open_store(store))
         self._progress = progress
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
-        self._transforms: dict[str, KeyTransform] = {}
-        self._codecs: dict[str, KeyCodec] = {}
+
+    @property
+    def store(self) -> KeyStore:
+        """Where passages' keys are kept; may be set to another store between calls."""
+        return self._opener.store
+
+    @store.setter
+    def store(self, store: KeyStore) -> None:
+        self._opener.store = store
 
     @classmethod
     def from_pretrained(
@@ -203,22 +207,54 @@ class NestEngine:
         self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
     ) -> Iterator[GenerationPiece]:
         clock = _Clock()
+        opened = OpenPassages(self._opener, call.config)
         with clock.measure("retrieve"):
             found = self._retrieve(call, source, passages)
         prompt = self._build_prompt(call, found)
         with clock.measure("encode"):
-            texts = [scored.passage for scored in found]
-            encoded = self._open_passages(texts, call.config)
-            index = self._open_index(texts, encoded, call.config) if encoded else None
-        loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors)
-        builder = self._citation_builder(texts, encoded, call.config)
-        transcript = Transcript(Detokenizer(self.model.tokenizer), builder, call.config.stop)
+            index = self._open(opened, call.config, found, source)
+        refresh = self._make_refresh(call.config, opened, source)
+        loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
+        transcript = self._make_transcript(opened, call.config)
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
         reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
         stats = _stats(call.config, loop, transcript, clock, len(prompt.ids), len(found))
         generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found))
         yield GenerationPiece(last.text, last.citations, generation)
+
+    def _open(
+        self, opened: OpenPassages, config: NestConfig, found: Sequence[ScoredPassage], source: PassageSource | None
+    ) -> TokenIndex | None:
+        """The datastore of a call: over the passages found, or over all of the source's."""
+        texts = [scored.passage for scored in found]
+        if config.datastore == "global" and config.uses_keys and source is not None:
+            count = len(list_passages(source))
+            with self._encoding_bar(count) as report:
+                return opened.add_collection(source, report)
+        with self._encoding_bar(len(texts) if config.uses_keys else 0) as report:
+            return opened.add(texts, report)
+
+    def _make_refresh(self, config: NestConfig, opened: OpenPassages, source: PassageSource | None) -> Refresh | None:
+        """What the loop calls to search passages again with the latest text."""
+        if source is None or config.refresh_every is None or config.datastore == "global":
+            return None
+
+        def refresh(tokens: Sequence[int]) -> TokenIndex | None:
+            latest = self.model.tokenizer.decode(tokens[-_REFRESH_TOKENS:]).strip()
+            if not latest:
+                return None
+            found = _distinct(_relevant(search(source, latest, config.top_passages), config.min_relevance, source))
+            return opened.add([scored.passage for scored in found])
+
+        return refresh
+
+    def _make_transcript(self, opened: OpenPassages, config: NestConfig) -> Transcript:
+        matcher = None
+        if config.traces_own_words and opened.passages:
+            matcher = Matcher([passage.text for passage in opened.passages], config.min_match_words)
+        builder = CitationBuilder(opened.passages, opened.token_ends, config.min_citation_words, matcher)
+        return Transcript(Detokenizer(self.model.tokenizer), builder, config.stop)
 
     def _decode(self, loop: DecodeLoop, transcript: Transcript, clock: _Clock) -> Iterator[GenerationPiece]:
         emissions = loop.run()
@@ -257,26 +293,11 @@ class NestEngine:
         Returns:
             The encoded passages, in the same order.
         """
-        encoder = self._encoder(config or self.config)
-        with progress_bar("encoding passages", len(passages), enabled=self._progress and len(passages) > 1) as report:
-            return get_or_encode(passages, encoder, self.store, report)
+        with self._encoding_bar(len(passages)) as report:
+            return self._opener.encode(passages, config or self.config, report)
 
-    def _open_passages(self, passages: Sequence[Passage], config: NestConfig) -> list[EncodedPassage]:
-        """What a mode needs of the passages: keys, or tokens to draft from, or nothing."""
-        if config.uses_keys:
-            return self.encode(passages, config)
-        return self._encoder(config).tokenize(passages) if config.uses_spans else []
-
-    def _encoder(self, config: NestConfig) -> PassageEncoder:
-        return PassageEncoder(self.model.lm, self.model.tokenizer, self._codec(config.key_format))
-
-    def _citation_builder(
-        self, passages: Sequence[Passage], encoded: Sequence[EncodedPassage], config: NestConfig
-    ) -> CitationBuilder:
-        matcher = None
-        if config.traces_own_words and passages:
-            matcher = Matcher([passage.text for passage in passages], config.min_match_words)
-        return CitationBuilder(passages, [e.ends for e in encoded], config.min_citation_words, matcher)
+    def _encoding_bar(self, count: int) -> AbstractContextManager[Callable[[int], None] | None]:
+        return progress_bar("encoding passages", count, enabled=self._progress and count > 1)
 
     def _retrieve(
         self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
@@ -286,13 +307,13 @@ class NestEngine:
             return []
         if passages is not None:
             found = [ScoredPassage(_check_passage(p)) for p in passages]
-        elif source is not None:
+        elif source is not None and (config.datastore == "passages" or config.reads_passages):
             k = config.top_passages if config.uses_keys or config.uses_spans else config.prompt_passages
             found = search(source, call.query, k)
             found = _relevant(found, config.min_relevance, source)
         else:
             found = []
-        if not found:
+        if not found and not (source is not None and config.datastore == "global"):
             logger.warning("no passages for this prompt: the answer is the plain model's, without citations")
         return _distinct(found)
 
@@ -306,35 +327,6 @@ class NestEngine:
             new_tokens=call.config.max_new_tokens,
             template_arguments=call.template_arguments,
         )
-
-    def _open_index(
-        self, passages: Sequence[Passage], encoded: Sequence[EncodedPassage], config: NestConfig
-    ) -> TokenIndex:
-        return TokenIndex(
-            encoded,
-            self._transform(config.key_transform),
-            device=self.model.lm.device,
-            dtype=self.model.lm.dtype,
-            codec=self._codec(config.key_format),
-            sentence_ends=[sentence_ends(p.text, e.ends) for p, e in zip(passages, encoded, strict=True)],
-        )
-
-    def _transform(self, name: KeyTransformName) -> KeyTransform:
-        """The key transform, made once: its statistics depend on model and key layer only."""
-        if name not in self._transforms:
-            self._transforms[name] = load_transform(name, self._sample_keys)
-        return self._transforms[name]
-
-    def _codec(self, name: KeyFormat) -> KeyCodec:
-        if name not in self._codecs:
-            self._codecs[name] = load_codec(name, self._sample_keys)
-        return self._codecs[name]
-
-    def _sample_keys(self) -> torch.Tensor:
-        """Keys of the text sample, in the format that statistics are estimated in whatever the keys' own."""
-        config = self.config.replace(key_format="float32")
-        codec = self._codec("float32")
-        return torch.cat([codec.decode(encoded.keys) for encoded in self.encode(sample_passages(), config)])
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,12 +30,13 @@ class SuffixMatch:
 class SuffixIndex:
     """Finds in some passages the longest suffix of a text. It needs no keys."""
 
-    def __init__(self, token_ids: Sequence[NDArray[np.int32]]) -> None:
-        """Search in passages, given by their token ids, int32 [m] each."""
+    def __init__(self, token_ids: Mapping[int, NDArray[np.int32]]) -> None:
+        """Search in passages, given by number, as their token ids, int32 [m] each."""
         border = np.array([_BORDER], dtype=np.int32)
-        self._tokens = np.concatenate([border, *(part for ids in token_ids for part in (ids, border))])
+        self._numbers = list(token_ids)
+        self._tokens = np.concatenate([border, *(part for ids in token_ids.values() for part in (ids, border))])
         # Start of each passage in the joined tokens; a border stands before each.
-        self._starts = np.cumsum([1] + [len(ids) + 1 for ids in token_ids])
+        self._starts = np.cumsum([1] + [len(ids) + 1 for ids in token_ids.values()])
 
     def match(self, text: Sequence[int], least: int) -> SuffixMatch | None:
         """The longest suffix of a text that occurs; of equally long ones the first occurrence.
@@ -62,5 +63,5 @@ class SuffixIndex:
         return SuffixMatch(self._place(int(ends[0])), length)
 
     def _place(self, position: int) -> Place:
-        passage = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return Place(passage, position - int(self._starts[passage]))
+        row = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return Place(self._numbers[row], position - int(self._starts[row]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 import torch
@@ -55,6 +57,7 @@ class TokenIndex:
         dtype: torch.dtype,
         codec: KeyCodec | None = None,
         sentence_ends: Sequence[NDArray[np.bool_]] | None = None,
+        numbers: Sequence[int] | None = None,
     ) -> None:
         """Open a datastore.
 
@@ -65,9 +68,12 @@ class TokenIndex:
             dtype: Number format to search in: that of the queries.
             codec: Reads the keys' storage format, float16 by default.
             sentence_ends: For each passage bool [m]: does a sentence end with this token?
+            numbers: The number of each passage in places, different ones; by default 0, 1, 2...
         """
         self.transform = transform
-        self.token_ids = [p.token_ids for p in passages]
+        self._numbers = list(numbers) if numbers is not None else list(range(len(passages)))
+        self._rows = {number: row for row, number in enumerate(self._numbers)}
+        self.token_ids = {number: p.token_ids for number, p in zip(self._numbers, passages, strict=True)}
         self._sentence_ends = sentence_ends
         self._first_entry = np.cumsum([0] + [len(p.keys) for p in passages])
         self._first_token = [p.first for p in passages]
@@ -78,11 +84,25 @@ class TokenIndex:
         values = np.concatenate([p.token_ids[p.first :] for p in passages] or [np.zeros(0, np.int32)])
         self.values = torch.from_numpy(values.astype(np.int64)).to(device)
         self.vocabulary, self.slots = torch.unique(self.values, return_inverse=True)
-        self._masked = torch.zeros(len(values), dtype=torch.bool, device=device)
+        self.version = 0
+        self._unmask()
+
+    def _unmask(self) -> None:
+        self._masked = torch.zeros(len(self.values), dtype=torch.bool, device=self.values.device)
         self._masked_entries: set[int] = set()
         self._active: torch.Tensor | None = None
-        self.unmasked = len(values)
-        self.version = 0
+        self.unmasked = len(self.values)
+
+    def fresh(self) -> Self:
+        """The same entries, none of them masked, for another generation; keys are shared."""
+        other = copy.copy(self)
+        other._unmask()
+        return other
+
+    @property
+    def masked_places(self) -> list[Place]:
+        """Places whose entries are masked."""
+        return [self.place(entry) for entry in sorted(self._masked_entries)]
 
     def __len__(self) -> int:
         """Number of entries, masked ones included."""
@@ -129,17 +149,20 @@ class TokenIndex:
 
     def place(self, entry: int) -> Place:
         """Where the value of an entry stands."""
-        passage = int(np.searchsorted(self._first_entry, entry, side="right")) - 1
-        return Place(passage, entry - int(self._first_entry[passage]) + self._first_token[passage])
+        row = int(np.searchsorted(self._first_entry, entry, side="right")) - 1
+        return Place(self._numbers[row], entry - int(self._first_entry[row]) + self._first_token[row])
 
     def entry(self, place: Place) -> int | None:
         """The entry whose value stands at a place, if there is one."""
-        offset = place.position - self._first_token[place.passage]
-        return int(self._first_entry[place.passage]) + offset if offset >= 0 else None
+        row = self._rows.get(place.passage)
+        if row is None:
+            return None
+        offset = place.position - self._first_token[row]
+        return int(self._first_entry[row]) + offset if offset >= 0 else None
 
     def ends_sentence(self, place: Place) -> bool:
         """Whether a sentence ends with the token at a place."""
-        return self._sentence_ends is not None and bool(self._sentence_ends[place.passage][place.position])
+        return self._sentence_ends is not None and bool(self._sentence_ends[self._rows[place.passage]][place.position])
 
     def is_masked(self, place: Place) -> bool:
         """Whether the entry whose value stands at a place is masked."""

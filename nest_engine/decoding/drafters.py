@@ -97,7 +97,7 @@ class SuffixDrafter(AdaptiveChunk):
     def __init__(self, index: TokenIndex, config: NestConfig) -> None:
         """Draft from the passages of `index`."""
         super().__init__(config.draft_chunk)
-        self._lengths = [len(ids) for ids in index.token_ids]
+        self._lengths = {number: len(ids) for number, ids in index.token_ids.items()}
         self._suffixes = SuffixIndex(index.token_ids)
 
     def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:

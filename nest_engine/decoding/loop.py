@@ -6,7 +6,7 @@ It knows token ids, tensors and places, never text.
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
@@ -21,6 +21,9 @@ from nest_engine.decoding.sampling import draw, warp
 from nest_engine.lm.protocol import LanguageModel
 
 Finish = Literal["end", "length"]
+
+Refresh = Callable[[Sequence[int]], TokenIndex | None]
+"""From the tokens of the answer so far to a new datastore, or None to keep the old one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ class DecodeLoop:
         config: NestConfig,
         processors: Sequence[LogitsProcessor] = (),
         drafter: Drafter | None = None,
+        refresh: Refresh | None = None,
     ) -> None:
         """Prepare to answer.
 
@@ -73,6 +77,7 @@ class DecodeLoop:
             config: The settings.
             processors: The caller's logits processors.
             drafter: Proposes spans; by default the mode's own.
+            refresh: Called at the end of an n-gram once `refresh_every` further tokens are emitted.
         """
         self.reader = Reader(lm, prompt, processors)
         self.steps = 0
@@ -84,6 +89,9 @@ class DecodeLoop:
         self._index = index
         self._drafter = drafter or make_drafter(index, config)
         self._mixed_index = index if config.uses_keys else None
+        self._refresh = refresh
+        self._refreshed_at = 0
+        self._masked: set[Place] = set()  # masked places of passages that were searched before
         self._mixture: Mixture | None = None
         self._mixture_key = (0, 0, 0)  # reading, version of the masks, first row
         self._accepted_before = 0  # guesses that had come true when the last pass was made
@@ -99,10 +107,28 @@ class DecodeLoop:
         try:
             while self._position < self._config.max_new_tokens:
                 self.steps += 1
+                self._refresh_index()
                 yield from self._step()
             self.finish = "length"
         except _End:
             self.finish = "end"
+
+    def _refresh_index(self) -> None:
+        """Search passages again during a long answer; what is masked stays so."""
+        every = self._config.refresh_every
+        if self._refresh is None or every is None or self._position - self._refreshed_at < every:
+            return
+        self._refreshed_at = self._position
+        index = self._refresh(self.reader.tokens[self._prompt_length :])
+        if index is None:
+            return
+        if self._index is not None:
+            index.mask([*self._masked, *self._index.masked_places])
+            self._masked.update(self._index.masked_places)
+        self._index = index
+        self._drafter = make_drafter(index, self._config)
+        self._mixed_index = index if self._config.uses_keys else None
+        self._mixture = None
 
     def _step(self) -> Iterator[Emission]:
         """Choose a token; emit it alone, or as the start of a span (Eq. 5 and 6)."""

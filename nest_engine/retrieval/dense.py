@@ -179,6 +179,11 @@ class FaissSource:
                 self._queries.popitem(last=False)
         return vector
 
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """All passages, in the order they were given."""
+        return self._passages
+
     def __len__(self) -> int:
         """Number of passages."""
         return len(self._passages)

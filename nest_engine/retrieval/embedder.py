@@ -26,7 +26,7 @@ DEFAULT_EMBEDDER = "all-minilm-l6-v2"
 #
 #   percentile        0     1     5     10    50    90    95    100
 #   questions         0.24  0.28  0.35  0.39  0.58
-#   off topic                                 0.11  0.15  0.29  0.30
+#   off topic         0.11                    0.15  0.29  0.29  0.30
 #
 # At 0.32, 97.4 % of the questions keep their best passage, 95.4 % the one that holds the answer,
 # and every off-topic prompt is left with none. The model knows English only: Spanish small talk

@@ -157,6 +157,17 @@ class HybridSource:
             values |= {passage.id: value for passage, value in zip(others, asked, strict=True)}
         return [values.get(hit.passage.id) for hit in found]
 
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """All passages of the dense side, where it can list them.
+
+        Raises:
+            AttributeError: If it cannot.
+        """
+        source: Any = self.dense
+        everything: Sequence[Passage] = source.passages
+        return everything
+
     def __len__(self) -> int:
         """Number of passages of the dense side.
 

@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,11 @@ class Bm25Source:
             return []
         scores = model.get_scores_from_ids(terms)
         return [ScoredPassage(passages[int(i)], score=float(scores[i])) for i in _best(scores, k)]
+
+    @property
+    def passages(self) -> Sequence[Passage]:
+        """All passages, in the order they were given."""
+        return self._passages
 
     def __len__(self) -> int:
         """Number of passages."""

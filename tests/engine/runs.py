@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nest_engine import NestEngine, Passage
+from nest_engine import NestConfig, NestEngine, Passage
+from nest_engine.datastore.opener import OpenPassages
+from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.decoding.loop import DecodeLoop, Emission
 from tests.engine.reference import Emitted, Reference
+
+
+def open_index(engine: NestEngine, passages: Sequence[Passage], config: NestConfig | None = None) -> TokenIndex | None:
+    """The datastore that the engine would open for some passages."""
+    return OpenPassages(engine._opener, config or engine.config).add(passages)
 
 
 def run_loop(
@@ -14,8 +21,7 @@ def run_loop(
 ) -> tuple[list[Emission], DecodeLoop]:
     """Emissions for a prompt of token ids, and the loop with its counts."""
     config = engine.config.replace(**settings)
-    encoded = engine._open_passages(passages, config)
-    index = engine._open_index(passages, encoded, config) if encoded else None
+    index = open_index(engine, passages, config)
     loop = DecodeLoop(engine.model.lm, prompt, index, config)
     return list(loop.run()), loop
 

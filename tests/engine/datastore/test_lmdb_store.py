@@ -114,11 +114,11 @@ def test_a_flipped_byte_is_found_logged_and_healed(store, caplog):
 def test_get_or_encode_heals_a_damaged_entry(store):
     engine = tiny_engine("llama")
     texts = passages("bread", "river")
-    first = get_or_encode(texts, engine._encoder(engine.config), store)
-    key = bytes.fromhex(engine._encoder(engine.config).address(texts[0]))
+    first = get_or_encode(texts, engine._opener.encoder("float16"), store)
+    key = bytes.fromhex(engine._opener.encoder("float16").address(texts[0]))
     with store._environment.begin(write=True) as transaction:
         transaction.put(key, transaction.get(key)[:-20])
-    again = get_or_encode(texts, engine._encoder(engine.config), store)
+    again = get_or_encode(texts, engine._opener.encoder("float16"), store)
     assert all(same(a, b) for a, b in zip(first, again, strict=True))
     assert store.verify() == []
 
@@ -258,7 +258,7 @@ def test_a_fork_opens_its_own_handle(store):
         try:
             store.put_many({name(1): entry(1)})
             os._exit(0 if len(store.get_many([name(0), name(1)])) == 2 else 1)
-        except BaseException:
+        finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert len(store.get_many([name(0), name(1)])) == 2

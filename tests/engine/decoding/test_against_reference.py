@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nest_engine import Passage
 from nest_engine.lm.tap import find_feed_forward, find_layers
 from tests.engine.runs import run_loop, run_reference, tokens_and_places
 from tests.exactness import assert_same_decisions
@@ -108,9 +109,10 @@ def test_equals_the_reference_on_other_architectures(architecture):
 def test_equal_passages_are_copied_from_the_first(engine, prompt):
     """Keys of equal passages are equal: the tie goes to the lower entry index."""
     text = passages("lighthouse")[0]
+    copy = Passage(text.text, title=text.title, id="copy")
     settings = {"max_new_tokens": 40, "gamma": 1e-5, "mu": 1.0, "alpha": 1.0, "delta": 1.0}
-    expected = run_reference(engine, feed_forward_of(engine), prompt, [text, text], **settings)
-    actual, _ = run_loop(engine, prompt, [text, text], **settings)
+    expected = run_reference(engine, feed_forward_of(engine), prompt, [text, copy], **settings)
+    actual, _ = run_loop(engine, prompt, [text, copy], **settings)
     assert tokens_and_places(actual) == tokens_and_places(expected)
     assert actual[0].place is None or actual[0].place.passage == 0
 

@@ -13,7 +13,7 @@ from nest_engine.decoding.loop import DecodeLoop
 from nest_engine.decoding.mixture import lm_weight, mix, neighbor_weights, retrieval_confidence
 from nest_engine.errors import NonFiniteLogitsError
 from nest_engine.lm.protocol import Reading
-from tests.engine.runs import run_loop
+from tests.engine.runs import open_index, run_loop
 from tests.texts import TEXTS, passages
 from tests.tiny import tiny_engine
 
@@ -57,7 +57,7 @@ class RecordingContext:
 def test_after_a_rejection_the_cache_ends_before_the_rejected_token(engine, prompt, gamma, chunk):
     config = engine.config.replace(**{**LENIENT, "gamma": gamma, "draft_chunk": chunk})
     texts = passages("lighthouse", "bread")
-    index = engine._open_index(texts, engine.encode(texts), config)
+    index = open_index(engine, texts, config)
     loop = DecodeLoop(engine.model.lm, prompt, index, config)
     recorder = loop.reader._context = RecordingContext(loop.reader._context)
     emitted = []
@@ -90,8 +90,7 @@ def test_no_place_is_copied_twice_and_answers_do_not_loop(engine, prompt):
 
 def test_a_whole_accepted_n_gram_is_masked_when_it_ends(engine):
     texts = passages("bread")
-    encoded = engine.encode(texts)
-    index = engine._open_index(texts, encoded, engine.config)
+    index = open_index(engine, texts, engine.config)
     places = [Place(0, i) for i in range(3, 9)]
     index.mask(places)
     assert index.unmasked == len(index) - 6
@@ -102,7 +101,7 @@ def test_a_whole_accepted_n_gram_is_masked_when_it_ends(engine):
 def test_lossless_masks_nothing(engine, prompt):
     texts = passages("lighthouse")
     config = engine.config.replace(mode="lossless", max_new_tokens=60)
-    index = engine._open_index(texts, engine.encode(texts), config)
+    index = open_index(engine, texts, config)
     list(DecodeLoop(engine.model.lm, prompt, index, config).run())
     assert index.unmasked == len(index)
 
@@ -110,7 +109,7 @@ def test_lossless_masks_nothing(engine, prompt):
 def test_masked_entries_never_enter_the_ratio(engine):
     """With masked entries at an infinite distance the ratio would be 0, and lambda would trust anything."""
     texts = passages("lighthouse")
-    index = engine._open_index(texts, engine.encode(texts), engine.config)
+    index = open_index(engine, texts, engine.config)
     query = torch.randn(1, engine.model.lm.key_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     index.mask([Place(0, i) for i in range(2, 30)])
     for r in (5, index.unmasked - 1, index.unmasked, len(index), 10_000):
@@ -123,7 +122,7 @@ def test_masked_entries_never_enter_the_ratio(engine):
 def test_the_ratio_depends_on_r(engine):
     """The r-th neighbor is farther away the larger r is, so lambda falls: calibrate for the r in use."""
     texts = passages()
-    index = engine._open_index(texts, engine.encode(texts), engine.config)
+    index = open_index(engine, texts, engine.config)
     query = torch.randn(1, engine.model.lm.key_dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     weights = [float(lm_weight(index.search(query, r).distances, NestConfig())) for r in (4, 16, 64, 256)]
     assert weights == sorted(weights, reverse=True)
@@ -133,7 +132,7 @@ def test_the_ratio_depends_on_r(engine):
 def test_entries_stop_at_the_passage_and_stand_at_their_value(engine):
     texts = passages("lighthouse", "emoji")
     encoded = engine.encode(texts)
-    index = engine._open_index(texts, encoded, engine.config)
+    index = open_index(engine, texts, engine.config)
     assert len(index) == sum(len(e.token_ids) - e.first for e in encoded)
     for entry in range(len(index)):
         place = index.place(entry)
@@ -194,8 +193,8 @@ def test_answers_end_at_the_end_token_and_do_not_hold_it(engine, mode):
 def test_an_answer_ends_with_a_copied_sentence_where_the_lm_would_end_it(engine, prompt):
     """Passages hold no end token: a copying answer would run on to the limit."""
     (end,) = engine.model.lm.end_ids
-    text = passages("lighthouse")
-    ids = engine.model.tokenizer.encode(text[0].text).ids
+    texts = passages("lighthouse")
+    ids = engine.model.tokenizer.encode(texts[0].text).ids
 
     def favor(ids_so_far, logits):
         """The passage's first token at first; then the end, which Eq. 7 alone would never let through."""
@@ -205,7 +204,7 @@ def test_an_answer_ends_with_a_copied_sentence_where_the_lm_would_end_it(engine,
         return logits
 
     config = engine.config.replace(**{**LENIENT, "gamma": 1e-12, "alpha": -5.0, "mu": 1e-9, "max_new_tokens": 200})
-    index = engine._open_index(text, engine.encode(text), config)
+    index = open_index(engine, texts, config)
     loop = DecodeLoop(engine.model.lm, prompt, index, config, [favor])
     run = list(loop.run())
     copied = engine.model.tokenizer.decode([e.token for e in run])
@@ -226,7 +225,7 @@ def test_retrieval_cannot_bring_back_what_the_caller_banned(engine, prompt):
 
     for settings in ({}, {"temperature": 1.0}, {"mode": "knn-lm"}, {"mode": "lossless"}, {"draft_chunk": 7}):
         config = engine.config.replace(**{**LENIENT, **settings})
-        index = engine._open_index(texts, engine.encode(texts), config)
+        index = open_index(engine, texts, config)
         run = list(DecodeLoop(engine.model.lm, prompt, index, config, [ban]).run())
         assert {e.token for e in run}.isdisjoint(banned)
         assert len(run) > 0
@@ -241,7 +240,7 @@ def test_processors_see_the_true_prefix_of_every_draft_position(engine, prompt):
         seen.append(ids[0].tolist())
         return logits
 
-    index = engine._open_index(texts, engine.encode(texts), config)
+    index = open_index(engine, texts, config)
     loop = DecodeLoop(engine.model.lm, prompt, index, config, [look])
     truth = prompt + [e.token for e in loop.run()]
     prefixes = {tuple(ids) for ids in seen}
@@ -260,7 +259,7 @@ def test_mixture_keeps_its_parts_consistent(engine):
     """The parts that are kept apart for speed add up to the mixture written out in full."""
     texts = passages("lighthouse", "bread")
     config = NestConfig(alpha=0.9)
-    index = engine._open_index(texts, engine.encode(texts), config)
+    index = open_index(engine, texts, config)
     generator = torch.Generator().manual_seed(4)
     queries = torch.randn(5, engine.model.lm.key_dim, dtype=torch.float64, generator=generator)
     logits = torch.randn(5, 700, dtype=torch.float64, generator=generator)

@@ -14,6 +14,7 @@ from nest_engine.datastore.transform import Identity
 from nest_engine.decoding.loop import DecodeLoop
 from nest_engine.lm.tap import find_feed_forward, find_layers
 from nest_engine.lm.transformers_model import TransformersModel
+from tests.engine.runs import open_index
 from tests.texts import CHINESE, LIGHTHOUSE, passages
 from tests.tiny import ARCHITECTURES, MIXTURES, SLIDING, WINDOW, greedy, tiny_engine, tiny_loaded, tiny_model
 
@@ -163,7 +164,7 @@ def test_every_mode_without_passages_is_greedy_generation(engine, lm, prompt):
 def test_lossless_is_greedy_generation(engine, lm, prompt):
     config = engine.config.replace(mode="lossless")
     texts = passages("lighthouse", "bread", "chinese")
-    index = engine._open_index(texts, engine.encode(texts, config), config)
+    index = open_index(engine, texts, config)
     loop = DecodeLoop(lm, prompt, index, config)
     assert [e.token for e in loop.run()] == greedy(lm, prompt, NEW_TOKENS)
 
