@@ -17,7 +17,7 @@ INPUT := pyproject.toml $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test setup-demo setup-dev lint format clean
+.PHONY: help demo test test-stores setup-demo setup-dev lint format clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -31,6 +31,10 @@ test: setup-dev ## every check: lint, format, types, import contracts, tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(ARGS)
+
+test-stores: setup-dev ## the LangChain adapter over every supported vector store (large packages)
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,stores]'
+	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores $(ARGS)
 
 lint: setup-dev ## the checks without the tests
 	$(BIN)/ruff check .

@@ -34,6 +34,7 @@ from langchain_nest.tools import Request, read_request, to_chunk, to_tool
 from langchain_nest.version import VERSION
 from nest_engine import Generation, GenerationPiece
 from nest_engine.constrained import CallScanner, Grammar, GrammarProcessor, ToolCall, constrain
+from nest_engine.constrained.tools import choose
 from nest_engine.errors import ConfigError
 from nest_engine.lm.prompts import PromptBuilder, Task
 
@@ -158,8 +159,9 @@ class ChatNest(NestModel, BaseChatModel):
             kwargs["tool_choice"] = tool_choice
         if parallel_tool_calls:
             kwargs["parallel_tool_calls"] = True
-        checked = read_request({"tools": listed, **{n: v for n, v in kwargs.items() if n in _TOOL_ARGUMENTS}})
-        checked.grammar  # noqa: B018 - a choice that fits no tool is refused here and not at the first call
+        request = read_request({"tools": listed, **{n: v for n, v in kwargs.items() if n in _TOOL_ARGUMENTS}})
+        if request.tools and request.choice != "none":
+            choose(request.tools, request.choice)  # refused here and not at the first call
         return self.bind(tools=listed, **kwargs)
 
     def with_structured_output(

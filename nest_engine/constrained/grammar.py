@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nest_engine.constrained.tools import Tool, ToolChoice, choose
+from nest_engine.errors import ConfigError
 
 CALL_START = "<tool_call>"
 CALL_END = "</tool_call>"
@@ -57,9 +58,12 @@ def call_grammar(
         answer: JSON schema that the answer follows where it is no call; by default it is free text.
 
     Raises:
-        ConfigError: If the choice fits no tool.
+        ConfigError: If the choice fits no tool, or two tools have the same name.
     """
     chosen, is_free = choose(tools, choice), choice == "auto"
+    names = [tool.name for tool in chosen]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two tools have the same name: rename one of {', '.join(sorted(names))}")
     first = f'"{CALL_START}" body'
     if is_free:
         first = "TEXT | lead body" if answer is None else f"answer | {first}"

@@ -40,13 +40,11 @@ def choose(tools: Sequence[Tool], choice: ToolChoice) -> list[Tool]:
         choice: `"auto"`, `"any"`, or a tool's name.
 
     Raises:
-        ConfigError: If there are no tools, two have one name, or none has the wanted name.
+        ConfigError: If there are no tools, or none has the wanted name.
     """
     names = [tool.name for tool in tools]
     if not tools:
         raise ConfigError("no tools are given: leave the tool choice out, or bind a tool")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"two tools have the same name: rename one of {', '.join(sorted(names))}")
     if choice in ("auto", "any"):
         return list(tools)
     chosen = [tool for tool in tools if tool.name == choice]

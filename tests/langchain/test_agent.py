@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from langchain_nest import ChatNest, cited_documents, message_citations
 from nest_engine import NestConfig
 from tests.langchain.helpers import check_citations
-from tests.langchain.test_tools import Grammar_that_calls
+from tests.langchain.test_tools import grammar_that_calls
 from tests.tiny import tiny_engine
 
 
@@ -33,7 +33,7 @@ def test_the_answer_cites_what_the_tool_found(model: ChatNest, documents: list[D
     import langchain_nest.tools as tools_module
 
     original = tools_module.call_grammar
-    turns = iter([lambda tools, choice, **kw: Grammar_that_calls(tools)])
+    turns = iter([lambda tools, choice, **kw: grammar_that_calls(tools)])
     monkeypatch.setattr(tools_module, "call_grammar", lambda *a, **k: next(turns, original)(*a, **k))
     monkeypatch.setattr(ChatNest, "bind_tools", lambda self, tools, **k: self.bind(tools=tools_as_dicts(tools)))
 

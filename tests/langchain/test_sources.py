@@ -237,9 +237,9 @@ class TestErrors:
     async def test_a_slow_source(self, engine: NestEngine, documents: list[Document]) -> None:
         model = ChatNest(engine=engine, retriever=ListRetriever(found=documents, seconds=1.0), timeout=0.05)
         start = time.perf_counter()
-        with pytest.raises(SourceError, match="longer than 0.05 seconds"):
+        with pytest.raises(SourceError, match=r"longer than 0\.05 seconds"):
             model.invoke(QUESTION)
-        with pytest.raises(SourceError, match="longer than 0.05 seconds"):
+        with pytest.raises(SourceError, match=r"longer than 0\.05 seconds"):
             await model.ainvoke(QUESTION)
         assert time.perf_counter() - start < 0.9
 
@@ -288,7 +288,7 @@ class TestNestRetriever:
     async def test_store_and_k(self, store: Any) -> None:
         retriever = NestRetriever(vectorstore=store, k=3)
         found = retriever.invoke(QUESTION)
-        assert [d.id for d in found][0] == "raise"
+        assert found[0].id == "raise"
         assert len(found) == 3
         assert len(retriever.invoke(QUESTION, k=1)) == 1
         assert await retriever.ainvoke(QUESTION) == found

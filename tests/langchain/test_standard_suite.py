@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ pytestmark = [pytest.mark.demo_model]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def loaded(demo_model_dir: Any) -> Iterator[Any]:
+def loaded(demo_model_dir: Any) -> Any:
     """Holds the engine that all models here share, so that it is loaded once."""
-    yield shared_engine(EngineSpec(DEMO_MODEL))
+    return shared_engine(EngineSpec(DEMO_MODEL))
 
 
 class TestChatNestUnit(ChatModelUnitTests):

@@ -120,7 +120,7 @@ class TestCalls:
 
     def test_auto_call_beside_documents(self, engine: NestEngine, documents: list[Document], monkeypatch: Any) -> None:
         # The random model would write text: lead it into a call.
-        monkeypatch.setattr("langchain_nest.tools.call_grammar", lambda tools, choice, **kw: Grammar_that_calls(tools))
+        monkeypatch.setattr("langchain_nest.tools.call_grammar", lambda tools, choice, **kw: grammar_that_calls(tools))
         message = ChatNest(engine=engine, documents=documents).bind_tools([add]).invoke(QUESTION)
         assert [call["name"] for call in message.tool_calls] == ["add"]
         assert cited_documents(message) == []
@@ -148,7 +148,7 @@ class TestCalls:
         with pytest.raises(ConfigError, match="needs tools"):
             model.invoke(QUESTION, tool_choice="any")
         with pytest.raises(ConfigError, match="same name"):
-            model.bind_tools([add, add])
+            model.bind_tools([add, add]).invoke(QUESTION)
         with pytest.raises(ConfigError, match="no tool that LangChain knows"):
             model.bind_tools([3])
         with pytest.raises(ConfigError, match="response_format"):
@@ -165,7 +165,7 @@ class TestCalls:
             model.bind_tools([add], tool_choice="any").invoke(QUESTION)
 
 
-def Grammar_that_calls(tools: Any) -> Any:
+def grammar_that_calls(tools: Any) -> Any:
     from dataclasses import replace
 
     return replace(call_grammar(tools, "any"), allows_text=True)
@@ -228,7 +228,7 @@ class TestProcessor:
         return GrammarProcessor(json_grammar({"type": "string"}), engine.model, limit)
 
     def allowed(self, processor: GrammarProcessor, engine: NestEngine, text: str) -> set[str]:
-        ids = [7, 7, 7] + engine.model.tokenizer.encode(text).ids
+        ids = [7, 7, 7, *engine.model.tokenizer.encode(text).ids]
         width = engine.model.lm.open().read([1]).logits.shape[-1]
         logits = processor(torch.tensor([ids]), torch.zeros(1, width))[0]
         found = (logits > float("-inf")).nonzero().flatten().tolist()
