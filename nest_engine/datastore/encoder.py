@@ -71,17 +71,13 @@ class PassageEncoder:
             # The last position of a window predicts nothing that is in it.
             keys = [next(states)[window.skip : -1] for window in group]
             stored = self._store(torch.cat(keys) if keys else torch.zeros((0, self._lm.key_dim)), passage)
-            encoded.append(self._assemble(text, stored))
+            encoded.append(_assemble(text, stored, self._fingerprint))
         return encoded
 
     def tokenize(self, passages: Sequence[Passage]) -> list[EncodedPassage]:
         """Passages as tokens alone, without keys: enough to draft from and to cite."""
         nothing = StoredKeys(np.zeros((0, self._lm.key_dim), dtype=np.float16))
-        return [self._assemble(self._tokenizer.encode(p.text), nothing) for p in passages]
-
-    def _assemble(self, text: TokenizedText, keys: StoredKeys) -> EncodedPassage:
-        ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
-        return EncodedPassage(ids, ends, keys, len(ids) - len(keys), self._lm.fingerprint)
+        return [_assemble(self._tokenizer.encode(p.text), nothing, "") for p in passages]
 
     def _windows(self, passage: Passage, ids: list[int]) -> list[_Window]:
         if not ids:
@@ -106,3 +102,8 @@ class PassageEncoder:
                 "use NestConfig(key_format='float32') or another key_layer"
             )
         return stored
+
+
+def _assemble(text: TokenizedText, keys: StoredKeys, model: str) -> EncodedPassage:
+    ids, ends = np.array(text.ids, dtype=np.int32), np.array(text.ends, dtype=np.int32)
+    return EncodedPassage(ids, ends, keys, len(ids) - len(keys), model)

@@ -140,7 +140,7 @@ class OpenPassages:
         self._config = config
         self.passages: list[Passage] = []
         self.token_ends: list[NDArray[np.int32]] = []
-        self._numbers: dict[tuple[str, str], int] = {}
+        self._numbers: dict[tuple[str, str, str], int] = {}
 
     def add(self, passages: Sequence[Passage], report: Report | None = None) -> TokenIndex | None:
         """Open an index over some passages; those seen before keep their numbers.
@@ -172,7 +172,7 @@ class OpenPassages:
         return index
 
     def _number(self, passage: Passage, encoded: EncodedPassage) -> int:
-        key = (passage.id, passage.text)
+        key = (passage.document_id, passage.id, passage.text)
         if key not in self._numbers:
             self._numbers[key] = len(self.passages)
             self.passages.append(passage)

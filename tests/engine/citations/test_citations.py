@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from nest_engine import Citation, Passage
 from nest_engine.citations.builder import CitationBuilder
+from nest_engine.datastore.opener import OpenPassages
 from nest_engine.datastore.token_index import Place
 from nest_engine.decoding.loop import Emission
 from nest_engine.lm.detokenizer import Detokenizer
@@ -321,8 +322,13 @@ def test_equal_texts_in_two_documents_stay_two_sources():
 def test_equal_texts_in_two_documents_both_reach_the_datastore():
     """They have the same id by default, which is made from their content, and are two sources all the same."""
     texts = [Passage(SENTENCE, document_id="A"), Passage(SENTENCE, document_id="B"), Passage(SENTENCE, document_id="A")]
-    answer = tiny_engine().generate("Which mill?", passages=texts, max_new_tokens=2)
+    engine = tiny_engine()
+    answer = engine.generate("Which mill?", passages=texts, max_new_tokens=2)
     assert [scored.passage.document_id for scored in answer.passages] == ["A", "B"]
+    opened = OpenPassages(engine._opener, engine.config)
+    index = opened.add(texts[:2])
+    assert [passage.document_id for passage in opened.passages] == ["A", "B"]
+    assert {index.place(entry).passage for entry in range(len(index))} == {0, 1}
 
 
 def test_the_place_in_the_document():
