@@ -1,4 +1,4 @@
-"""The command line: `nest-engine demo` and `nest-engine ask`.
+"""The command line: `nest-engine demo`, `ask`, `index`, `store` and `bench`.
 
 Answers go to standard output; progress, warnings and errors to standard error.
 Exit codes: 0, 2 for a wrong use or any `NestError`, 130 after Ctrl-C.
@@ -62,6 +62,10 @@ _SOURCE_HELP = (
     "search by meaning, for English (faiss, the default), by words, for any language (bm25), or both (hybrid)"
 )
 
+_BENCH_SYSTEMS = (
+    "transformers,transformers ra,transformers ra + prompt lookup,lm,ra,knn-lm,nest,nest cold,ra-nest,lossless ra"
+)
+
 # What is not a flag made from the configuration: the mode has one of its own.
 _NO_FLAGS = {"mode"}
 
@@ -103,6 +107,8 @@ def _demo(chosen: argparse.Namespace) -> int:
     from nest_engine.python_reference import python_passages
 
     config = _config(chosen)
+    if chosen.store is None:
+        chosen.store = nest_home() / "keys"  # the second run finds its keys there
     source = _cached_source(python_passages(), "python-reference", chosen)
     engine = _engine(chosen, config)
     questions: Iterable[str] = chosen.question or ([] if chosen.interactive else DEMO_QUESTIONS)
@@ -118,6 +124,67 @@ def _ask(chosen: argparse.Namespace) -> int:
     passages = _passages(chosen, config)
     source = _new_source(passages, chosen) if passages and config.uses_passages else None
     return _answer_all(questions, _engine(chosen, config), source, chosen)
+
+
+def _index(chosen: argparse.Namespace) -> int:
+    """Encode passages into a key store; what is there already is not encoded again."""
+    config = _config(chosen)
+    passages = _passages(chosen, config)
+    engine = _engine(chosen, config)
+    engine.encode(passages)
+    print(f"{len(passages)} passages are in {chosen.store}", file=sys.stderr)
+    return 0
+
+
+def _store(chosen: argparse.Namespace) -> int:
+    """Look after a key store."""
+    from nest_engine.datastore.lmdb_store import LmdbKeyStore
+
+    if not chosen.folder.is_dir():
+        raise StoreError(f"no key store at {chosen.folder}: make one with nest-engine index --store {chosen.folder}")
+    store = LmdbKeyStore(chosen.folder)
+    if chosen.action == "verify":
+        damaged = store.verify()
+        for address in damaged:
+            print(address)
+        print(f"{len(damaged)} damaged entries; they are encoded again when they are used", file=sys.stderr)
+        return 2 if damaged else 0
+    if chosen.action == "prune":
+        keep = chosen.keep_model or None
+        print(f"{store.prune(keep_models=keep, max_bytes=chosen.max_bytes)} entries removed", file=sys.stderr)
+        return 0
+    print(json.dumps(dataclasses.asdict(store.info()), indent=2))
+    return 0
+
+
+def _bench(chosen: argparse.Namespace) -> int:
+    """Measure the modes beside transformers on the same prompts."""
+    from nest_engine.evaluation.bench import run_bench, write_report
+    from nest_engine.progress import progress_bar
+
+    config = _config(chosen)
+    questions = [question.text for question in _questions(chosen)]
+    if chosen.limit:
+        questions = questions[:: max(1, len(questions) // chosen.limit)][: chosen.limit]
+    source = _new_source(_passages(chosen, config), chosen)
+    engine = _engine(chosen, config)
+    systems = chosen.systems.split(",")
+    answers = len(systems) * len(questions) * chosen.repeats
+    with progress_bar("measuring", answers, enabled=not chosen.quiet) as report:
+        measured = run_bench(
+            engine,
+            source,
+            questions,
+            systems=systems,
+            max_new_tokens=chosen.tokens,
+            repeats=chosen.repeats,
+            report=report,
+        )
+    print(measured.to_markdown())
+    if chosen.out is not None:
+        for path in write_report(measured, chosen.out):
+            print(f"written: {path}", file=sys.stderr)
+    return 0
 
 
 def _questions(chosen: argparse.Namespace) -> list[Question]:
@@ -222,7 +289,12 @@ def _engine(chosen: argparse.Namespace, config: NestConfig) -> NestEngine:
 
     with contextlib.redirect_stdout(sys.stderr):
         return NestEngine.from_pretrained(
-            chosen.model, config=config, device=chosen.device, dtype=chosen.dtype, progress=not chosen.quiet
+            chosen.model,
+            config=config,
+            device=chosen.device,
+            dtype=chosen.dtype,
+            store=chosen.store,
+            progress=not chosen.quiet,
         )
 
 
@@ -269,6 +341,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_ask(commands)
+    _add_index(commands)
+    _add_store(commands)
+    _add_bench(commands)
     return parser
 
 
@@ -284,14 +359,50 @@ def _add_ask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ask = commands.add_parser("ask", help="questions answered from your own documents")
     ask.add_argument("question", nargs="?", metavar="QUESTION", help="the question")
     ask.add_argument("--questions", type=Path, metavar="FILE.jsonl", help='one {"id", "question"} a line')
-    texts = ask.add_mutually_exclusive_group()
-    texts.add_argument("--docs", nargs="+", type=Path, metavar="PATH", help="txt, md, html and pdf files, and folders")
-    texts.add_argument("--passages", type=Path, metavar="FILE.jsonl", help='one {"id", "title", "text"} a line')
-    ask.add_argument("--passage-words", type=int, default=150, metavar="N", help="split --docs at N words (150)")
-    ask.add_argument("--encoding", metavar="NAME", help="encoding of text files (by default detected)")
-    ask.add_argument("--skip-unreadable", action="store_true", help="warn about unreadable files and go on")
+    _add_texts(ask)
     _add_common(ask)
     ask.set_defaults(run=_ask)
+
+
+def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    index = commands.add_parser("index", help="compute the keys of documents ahead of time, into a key store")
+    _add_texts(index)
+    _add_common(index)
+    next(a for a in index._actions if a.dest == "store").required = True
+    index.set_defaults(run=_index, question=None)
+
+
+def _add_store(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    store = commands.add_parser("store", help="look after a key store")
+    store.add_argument("action", choices=("info", "verify", "prune"), help="count, check, or remove entries")
+    store.add_argument("folder", type=Path, metavar="DIR", help="the store's folder")
+    store.add_argument("--keep-model", action="append", metavar="ID", help="prune: remove all other models' entries")
+    store.add_argument("--max-bytes", type=int, metavar="N", help="prune: remove the oldest entries beyond N bytes")
+    store.add_argument("--quiet", action="store_true", help="no warnings")
+    store.add_argument("--debug", action="store_true", help="tell more, and show where an error comes from")
+    store.set_defaults(run=_store)
+
+
+def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    bench = commands.add_parser("bench", help="measure the modes beside transformers on the same prompts")
+    bench.add_argument("--questions", type=Path, required=True, metavar="FILE.jsonl", help="what to ask")
+    bench.add_argument("--limit", type=int, metavar="N", help="ask N of them, evenly spread")
+    bench.add_argument("--repeats", type=int, default=1, metavar="N", help="ask each N times (1)")
+    bench.add_argument("--tokens", type=int, default=64, metavar="N", help="longest answer (64)")
+    bench.add_argument("--systems", default=_BENCH_SYSTEMS, metavar="A,B", help=f"what to measure ({_BENCH_SYSTEMS})")
+    bench.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.md and bench.png there")
+    _add_texts(bench)
+    _add_common(bench)
+    bench.set_defaults(run=_bench, question=None)
+
+
+def _add_texts(parser: argparse.ArgumentParser) -> None:
+    texts = parser.add_mutually_exclusive_group()
+    texts.add_argument("--docs", nargs="+", type=Path, metavar="PATH", help="txt, md, html and pdf files, and folders")
+    texts.add_argument("--passages", type=Path, metavar="FILE.jsonl", help='one {"id", "title", "text"} a line')
+    parser.add_argument("--passage-words", type=int, default=150, metavar="N", help="split --docs at N words (150)")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of text files (by default detected)")
+    parser.add_argument("--skip-unreadable", action="store_true", help="warn about unreadable files and go on")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
@@ -299,6 +410,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=get_args(Mode), default=argparse.SUPPRESS, help="what is combined (nest)")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="settings to start from (the model's own)")
     parser.add_argument("--source", choices=("faiss", "bm25", "hybrid"), default="faiss", help=_SOURCE_HELP)
+    parser.add_argument("--store", type=Path, metavar="DIR", help="keep keys in this folder (by default in memory)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps (cpu)")
     parser.add_argument("--dtype", metavar="T", help="float32, bfloat16, float16 or auto")
     parser.add_argument("--json", action="store_true", help="one JSON object per question, nothing else, on stdout")

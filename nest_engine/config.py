@@ -66,6 +66,9 @@ class NestConfig:
     delta: float = _setting(0.5, "a span starts only where lambda is at most this (Eq. 5)")
     span_tokens: int = _setting(64, "longest draft (the paper's n)", "tokens")
     gamma: float = _setting(5e-4, "leniency of the verification: smaller accepts more (Eq. 7)")
+    end_probability: float | None = _setting(
+        None, "p_LM of the end token at which a copied sentence ends the answer; None: where it is the likeliest"
+    )
     draft_chunk: int | None = _setting(
         None, "draft tokens per forward pass, never visible in the output; None: adapts", "tokens"
     )
@@ -203,6 +206,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "delta": _share("a threshold"),
     "span_tokens": _count(1),
     "gamma": (lambda v: _real(v) and 0 < v <= 1, "above 0 and at most 1"),
+    "end_probability": (lambda v: v is None or (_real(v) and 0 < v <= 1), "None, or above 0 and at most 1"),
     "draft_chunk": _optional_count(1),
     "max_new_tokens": _count(1),
     "temperature": (lambda v: _real(v) and 0 <= v < math.inf, "0 (greedy) or a number above"),

@@ -270,6 +270,11 @@ class DecodeLoop:
         return draft[: max(0, min(self._drafter.chunk() - 1, room))]
 
     def _end_sentence(self, mixture: Mixture, row: int) -> None:
-        """Passages hold no end token: end where a copied sentence did, if that is the LM's own choice too."""
-        if self._sentence_ended and self._config.mode != "lossless" and mixture.lm_tokens[row] in self._end_ids:
+        """Passages hold no end token: end where a copied sentence did, if the LM would end there too."""
+        if not self._sentence_ended or self._config.mode == "lossless":
+            return
+        if mixture.lm_tokens[row] in self._end_ids:
+            raise _End
+        least = self._config.end_probability
+        if least is not None and mixture.lm_probability(self._end_ids, row) >= least:
             raise _End

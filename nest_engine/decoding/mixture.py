@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -99,6 +100,11 @@ class Mixture:
         if slot < len(self.vocabulary) and int(self.vocabulary[slot]) == token:
             p += (1 - weight) * float(self.retrieved[row, slot])
         return p
+
+    def lm_probability(self, tokens: Collection[int], row: int) -> float:
+        """p_LM of any of some tokens at one position."""
+        logits = self.logits[row, list(tokens)]
+        return float(torch.exp(logits - self.normalizers[row]).sum())
 
     def distribution(self, row: int) -> torch.Tensor:
         """p_M of every token at one position: float [vocabulary]."""

@@ -146,9 +146,7 @@ def _system(name: str, engine: NestEngine, source: PassageSource, limit: int) ->
     return lambda question: _ask(engine, source, question, settings, cold=cold)
 
 
-def _ask(
-    engine: NestEngine, source: PassageSource, question: str, settings: dict[str, Any], *, cold: bool
-) -> Sample:
+def _ask(engine: NestEngine, source: PassageSource, question: str, settings: dict[str, Any], *, cold: bool) -> Sample:
     kept = engine.store
     if cold:
         engine.store = MemoryKeyStore()
