@@ -26,10 +26,6 @@ NOT_FOR_NEST = {
     "test_image_tool_message": "text only",
     "test_pdf_inputs": "text only",
     "test_pdf_tool_message": "text only",
-    "test_invoke_with_model_override": "covered by test_concurrency.py and test_chat_model.py",
-    "test_ainvoke_with_model_override": "covered by test_concurrency.py and test_chat_model.py",
-    "test_stream_with_model_override": "covered by test_concurrency.py and test_chat_model.py",
-    "test_astream_with_model_override": "covered by test_concurrency.py and test_chat_model.py",
 }
 
 

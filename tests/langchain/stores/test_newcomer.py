@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from langchain_core.documents import Document
 
-from tests.conftest import ROOT
+from nest_engine.config import PRESETS
+from tests.conftest import DEMO_MODEL, ROOT
 from tests.langchain.helpers import WordEmbeddings
 
 
@@ -27,6 +28,7 @@ def test_the_script_works_when_pasted(
     assert len([line for line in script[1].splitlines() if line.strip()]) <= 12
     FAISS.from_documents(documents, WordEmbeddings()).save_local(str(tmp_path / "my_index"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(PRESETS[DEMO_MODEL], "max_new_tokens", 48)  # for the sake of time
     names: dict[str, object] = {"my_embeddings": WordEmbeddings()}
     exec(compile(script[1], "langchain.md", "exec"), names)
     printed = capsys.readouterr().out
