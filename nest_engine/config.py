@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, get_args
 
@@ -89,7 +89,8 @@ class NestConfig:
         """Validate every setting."""
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop or ()))
+        if self.stop is None or isinstance(self.stop, Iterable):
+            object.__setattr__(self, "stop", tuple(self.stop or ()))
         for name, (accepts, text) in _RANGES.items():
             value = getattr(self, name)
             try:
