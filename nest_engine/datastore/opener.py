@@ -155,7 +155,7 @@ class OpenPassages:
         if not self._config.uses_keys and not self._config.uses_spans:
             self.passages = list(passages)
             return None
-        passages = list({(p.id, p.text): p for p in passages}.values())  # a place names one entry
+        passages = list({_identity(p): p for p in passages}.values())  # a place names one entry
         if not passages:
             return None
         if self._config.uses_keys:
@@ -172,12 +172,17 @@ class OpenPassages:
         return index
 
     def _number(self, passage: Passage, encoded: EncodedPassage) -> int:
-        key = (passage.document_id, passage.id, passage.text)
+        key = _identity(passage)
         if key not in self._numbers:
             self._numbers[key] = len(self.passages)
             self.passages.append(passage)
             self.token_ends.append(encoded.ends)
         return self._numbers[key]
+
+
+def _identity(passage: Passage) -> tuple[str, str, str]:
+    """What tells two passages of a generation apart: equal texts of two documents are two sources."""
+    return passage.document_id, passage.id, passage.text
 
 
 def list_passages(source: PassageSource) -> Sequence[Passage]:
