@@ -22,14 +22,21 @@ from llama_index.core.base.llms.types import (
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.llms.custom import CustomLLM
-from llama_index.core.llms.llm import default_completion_to_prompt
+from llama_index.core.llms.function_calling import FunctionCallingLLM
+from llama_index.core.llms.llm import ToolSelection, default_completion_to_prompt
+from llama_index.core.program.utils import get_program_for_llm
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.tools.types import BaseTool
+from llama_index.core.types import BasePydanticProgram
 
 from llama_index_nest.concurrency import start_in_thread
-from llama_index_nest.messages import EnginePrompt, to_engine_messages, word_by
+from llama_index_nest.messages import EnginePrompt, find_question, to_engine_messages, word_by
 from llama_index_nest.responses import AnswerSoFar
 from llama_index_nest.settings import read_call_settings, read_settings
 from llama_index_nest.sources import NodeSource, take_source
+from llama_index_nest.tools import ToolRequest, can_call_tools, find_calls, select_calls, take_request
 from nest_engine.config import PRESETS, NestConfig
+from nest_engine.constrained import CallScanner, Grammar, GrammarProcessor, constrain
 from nest_engine.engine import NestEngine
 from nest_engine.errors import ConfigError
 from nest_engine.generation import GenerationPiece
@@ -44,7 +51,7 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _ENGINE_ARGUMENTS = ("query", "logits_processors", "template_arguments")
 
 
-class NestLLM(CustomLLM):
+class NestLLM(CustomLLM, FunctionCallingLLM):
     """A local language model that answers from your nodes and says, to the character, what it copied.
 
     Give it passages to copy from with one of `index=`, `retriever=`, `nodes=`,
@@ -173,7 +180,7 @@ class NestLLM(CustomLLM):
             context_window=min(self.context_window or window, window),
             num_output=self.config.max_new_tokens,
             is_chat_model=self._is_chat_model(),
-            is_function_calling_model=False,
+            is_function_calling_model=can_call_tools() and self._is_chat_model(),
             model_name=self.model_name,
         )
 
@@ -197,7 +204,10 @@ class NestLLM(CustomLLM):
         Raises:
             NestError: If the call or the source is at fault; the message says how to put it right.
         """
-        return self._finish(self._start_completion(prompt, formatted, kwargs)).to_completion()
+        answer = AnswerSoFar(self.model_name)
+        for piece in self._start_completion(prompt, formatted, kwargs):
+            answer.add(piece)
+        return answer.to_completion()
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
@@ -207,7 +217,7 @@ class NestLLM(CustomLLM):
         def generate() -> CompletionResponseGen:
             answer = AnswerSoFar(self.model_name)
             for piece in pieces:
-                yield answer.add(piece).to_completion(piece.text)
+                yield answer.add(piece).to_completion(streamed=True)
 
         return generate()
 
@@ -217,32 +227,38 @@ class NestLLM(CustomLLM):
 
         Args:
             messages: The conversation; only roles and texts are read.
-            **kwargs: As in `complete`.
+            **kwargs: As in `complete`; also `tools`, `tool_choice` and `parallel_tool_calls`.
 
         Returns:
-            A message of one text block and a block for each citation; more in `additional_kwargs` and `raw`.
+            A message of one text block and a block for each citation and tool call; more in
+            `additional_kwargs` and `raw`.
 
         Raises:
             NestError: If the call or the source is at fault; the message says how to put it right.
         """
-        return self._finish(self._start_chat(messages, kwargs)).to_chat()
+        answer = AnswerSoFar(self.model_name)
+        for piece in self._start_chat(answer, messages, kwargs):
+            answer.add(piece)
+        return answer.to_chat()
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         """Answer chat messages piece by piece: see `chat`. Each item holds the whole message so far."""
-        pieces = self._start_chat(messages, kwargs)
+        answer = AnswerSoFar(self.model_name)
+        pieces = self._start_chat(answer, messages, kwargs)
 
         def generate() -> ChatResponseGen:
-            answer = AnswerSoFar(self.model_name)
             for piece in pieces:
-                yield answer.add(piece).to_chat(piece.text)
+                yield answer.add(piece).to_chat(streamed=True)
 
         return generate()
 
     @llm_completion_callback()
     async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         """Complete a prompt without blocking the event loop: see `complete`."""
-        answer = await self._afinish(lambda: self._start_completion(prompt, formatted, kwargs))
+        answer = AnswerSoFar(self.model_name)
+        async for piece in await start_in_thread(lambda: self._start_completion(prompt, formatted, kwargs)):
+            answer.add(piece)
         return answer.to_completion()
 
     @llm_completion_callback()
@@ -253,40 +269,86 @@ class NestLLM(CustomLLM):
         async def generate() -> CompletionResponseAsyncGen:
             answer = AnswerSoFar(self.model_name)
             async for piece in pieces:
-                yield answer.add(piece).to_completion(piece.text)
+                yield answer.add(piece).to_completion(streamed=True)
 
         return generate()
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         """Answer chat messages without blocking the event loop: see `chat`."""
-        answer = await self._afinish(lambda: self._start_chat(messages, kwargs))
+        answer = AnswerSoFar(self.model_name)
+        async for piece in await start_in_thread(lambda: self._start_chat(answer, messages, kwargs)):
+            answer.add(piece)
         return answer.to_chat()
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
         """Answer chat messages piece by piece without blocking the event loop. Closing it ends the work."""
-        pieces = await start_in_thread(lambda: self._start_chat(messages, kwargs))
+        answer = AnswerSoFar(self.model_name)
+        pieces = await start_in_thread(lambda: self._start_chat(answer, messages, kwargs))
 
         async def generate() -> ChatResponseAsyncGen:
-            answer = AnswerSoFar(self.model_name)
             async for piece in pieces:
-                yield answer.add(piece).to_chat(piece.text)
+                yield answer.add(piece).to_chat(streamed=True)
 
         return generate()
 
-    def _finish(self, pieces: Generator[GenerationPiece, None, None]) -> AnswerSoFar:
-        answer = AnswerSoFar(self.model_name)
-        for piece in pieces:
-            answer.add(piece)
-        return answer
+    def get_tool_calls_from_response(
+        self, response: ChatResponse, error_on_no_tool_call: bool = True, **kwargs: Any
+    ) -> list[ToolSelection]:
+        """The tool calls of a chat response.
 
-    async def _afinish(self, start: Callable[[], Generator[GenerationPiece, None, None]]) -> AnswerSoFar:
-        answer = AnswerSoFar(self.model_name)
-        pieces: AsyncGenerator[GenerationPiece, None] = await start_in_thread(start)
-        async for piece in pieces:
-            answer.add(piece)
-        return answer
+        Raises:
+            ConfigError: If there is none, and there must be one.
+        """
+        return select_calls(response, error_on_no_tool_call=error_on_no_tool_call)
+
+    def _prepare_chat_with_tools(
+        self,
+        tools: Sequence[BaseTool],
+        user_msg: str | ChatMessage | None = None,
+        chat_history: list[ChatMessage] | None = None,
+        verbose: bool = False,
+        allow_parallel_tool_calls: bool = False,
+        tool_required: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """The arguments of `chat` for a conversation with tools, as LlamaIndex's agents ask for them."""
+        last = ChatMessage(role="user", content=user_msg) if isinstance(user_msg, str) else user_msg
+        choice = kwargs.pop("tool_choice", None)
+        return {
+            "messages": [*(chat_history or []), *([last] if last is not None else [])],
+            "tools": list(tools),
+            "tool_choice": "any" if tool_required and choice in (None, "auto") else choice,
+            "parallel_tool_calls": allow_parallel_tool_calls,
+            **kwargs,
+        }
+
+    def _structured_stream_call(
+        self,
+        output_cls: type[Any],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> Generator[Any, None, None]:
+        """Stream an object. LlamaIndex's own program leaves the model free to answer with text instead."""
+        stream = self._program(output_cls, prompt).stream_call
+        return stream(llm_kwargs=llm_kwargs, **prompt_args)
+
+    async def _structured_astream_call(
+        self,
+        output_cls: type[Any],
+        prompt: PromptTemplate,
+        llm_kwargs: dict[str, Any] | None = None,
+        **prompt_args: Any,
+    ) -> AsyncGenerator[Any, None]:
+        """Stream an object: see `_structured_stream_call`."""
+        return await self._program(output_cls, prompt).astream_call(llm_kwargs=llm_kwargs, **prompt_args)
+
+    def _program(self, output_cls: type[Any], prompt: PromptTemplate) -> BasePydanticProgram[Any]:
+        return get_program_for_llm(
+            output_cls, prompt, self, pydantic_program_mode=self.pydantic_program_mode, tool_choice="any"
+        )
 
     def _start_completion(
         self, prompt: str, formatted: bool, kwargs: dict[str, Any]
@@ -301,38 +363,54 @@ class NestLLM(CustomLLM):
         return self._start(EnginePrompt(self._with_system_prompt([message]), self.task), task, kwargs)
 
     def _start_chat(
-        self, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
+        self, answer: AnswerSoFar, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> Generator[GenerationPiece, None, None]:
-        read = self._with_system_prompt(to_engine_messages(messages))
+        native = self.engine.model.tokenizer.template_calls_tools
+        read = self._with_system_prompt(to_engine_messages(messages, native_tools=native))
         task: Task | None = kwargs.pop("task", None)
+        request = take_request(kwargs)
+        read, arguments = request.word(read, native=native)
         word = self.messages_to_prompt
         if word is not None and word is not generic_messages_to_prompt:
-            return self._start(self._word_by(word, read), task, kwargs)
-        return self._start(EnginePrompt(read, "chat"), task, kwargs)
+            prompt = self._word_by(word, read)
+        else:
+            prompt = EnginePrompt(read, "chat", arguments)
+        kwargs.setdefault("query", find_question(messages))
+        return self._start(prompt, task, kwargs, request, answer)
 
     def _start(
-        self, prompt: EnginePrompt, task: Task | None, kwargs: dict[str, Any]
+        self,
+        prompt: EnginePrompt,
+        task: Task | None,
+        kwargs: dict[str, Any],
+        request: ToolRequest | None = None,
+        answer: AnswerSoFar | None = None,
     ) -> Generator[GenerationPiece, None, None]:
         """Check a call and start it; the work begins when the first piece is asked for."""
-        arguments = {name: kwargs.pop(name) for name in _ENGINE_ARGUMENTS if kwargs.get(name) is not None}
+        arguments = {name: value for name in _ENGINE_ARGUMENTS if (value := kwargs.pop(name, None)) is not None}
         source = take_source(kwargs) or self._source
         settings = read_call_settings(kwargs)
         if isinstance(source, NodeSource | ListSource):
             settings.setdefault("top_passages", max(1, len(source.passages)))
-        template = {**prompt.template_arguments, **arguments.pop("template_arguments", {})}
         arguments.setdefault("query", prompt.query)
+        arguments["template_arguments"] = {**prompt.template_arguments, **arguments.get("template_arguments", {})}
         config = self.engine.config.replace(**self.settings).replace(**settings)
         if source is None:
             config = config.replace(mode="lm", passages_in_prompt=None)
-        pieces: Generator[GenerationPiece, None, None] = self.engine.stream(  # type: ignore[assignment]
-            prompt.messages,
-            source=source,
-            task=task or prompt.task,
-            template_arguments=template,
-            config=config,
-            **arguments,
-        )
-        return pieces
+
+        def stream(config: NestConfig, **changes: Any) -> Generator[GenerationPiece, None, None]:
+            pieces: Generator[GenerationPiece, None, None] = self.engine.stream(  # type: ignore[assignment]
+                prompt.messages, source=source, task=task or prompt.task, config=config, **{**arguments, **changes}
+            )
+            return pieces
+
+        grammar = request.grammar if request is not None else None
+        if grammar is None or answer is None:
+            return stream(config)
+        tight = constrain(config)
+        follow = GrammarProcessor(grammar, self.engine.model, tight.max_new_tokens)
+        constrained = stream(tight, logits_processors=[*arguments.get("logits_processors", ()), follow])
+        return _call_or_answer(answer, grammar, constrained, None if source is None else stream(config))
 
     def _word_by(self, function: Callable[[list[ChatMessage]], str], messages: list[Message]) -> EnginePrompt:
         """Word a prompt by the caller's function; its own control tokens count where the model knows chats."""
@@ -372,3 +450,20 @@ class NestLLM(CustomLLM):
             dtype=self.dtype,
             model_arguments=self.model_kwargs,
         )
+
+
+def _call_or_answer(
+    answer: AnswerSoFar,
+    grammar: Grammar,
+    constrained: Generator[GenerationPiece, None, None],
+    free: Generator[GenerationPiece, None, None] | None,
+) -> Generator[GenerationPiece, None, None]:
+    """Let the plain LM decide between a tool call and a text; if it is to be a text with citations, it is NEST's."""
+    calls: Generator[GenerationPiece, None, None] | None = constrained
+    if grammar.allows_text and free is not None:
+        calls = find_calls(constrained)
+    if calls is None and free is not None:
+        yield from free
+        return
+    answer.scanner = CallScanner()
+    yield from calls or constrained

@@ -259,10 +259,13 @@ class TestPrompts:
         assert "sailor" not in prompt_of(llm, lambda: llm.chat(own))
 
     def test_roles_of_other_models_are_understood(self, llm):
-        messages = [ChatMessage(role=role, content=role) for role in ("developer", "user", "model", "tool", "user")]
+        messages = [ChatMessage(role=role, content=role) for role in ("developer", "user", "model", "tool")]
         prompt = prompt_of(llm, lambda: llm.chat(messages))
         assert prompt.startswith("<|im_start|>system\ndeveloper<|im_end|>\n<|im_start|>user\nuser<|im_end|>\n")
-        assert "<|im_start|>assistant\nmodel<|im_end|>\n<|im_start|>user\ntool<|im_end|>" in prompt
+        assert (
+            "<|im_start|>assistant\nmodel<|im_end|>\n<|im_start|>user\n<tool_response>\ntool\n</tool_response>"
+            in prompt
+        )
 
     def test_images_are_refused(self, llm):
         with pytest.raises(PromptError, match="ImageBlock"):

@@ -70,8 +70,8 @@ def memory_index(nodes: list[Any] | None = None) -> VectorStoreIndex:
 
 
 def tiny_llm(config: NestConfig = COPYING, architecture: str = "llama", **arguments: Any) -> NestLLM:
-    """An LLM over a tiny random model that never ends an answer by itself."""
-    model = {"eos_token_id": None, **arguments.pop("model_arguments", {})}
+    """An LLM over a tiny random model. Unless `ends`, it never ends an answer by itself."""
+    model = {**({} if arguments.pop("ends", False) else {"eos_token_id": None}), **arguments.pop("model_arguments", {})}
     return NestLLM(engine=tiny_engine(architecture, config=config, **model), **arguments)
 
 
