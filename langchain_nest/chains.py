@@ -83,8 +83,9 @@ def _messages(inputs: Mapping[str, Any]) -> list[BaseMessage]:
 
 def _as_chat(llm: NestLLM) -> ChatNest:
     """A chat model with the settings of a text model, prompts worded alike: only messages carry citations."""
-    fields = {name: getattr(llm, name) for name in NestModel.model_fields}
-    return ChatNest(**fields, cache=llm.cache, callbacks=llm.callbacks, tags=llm.tags)
+    # Only what was given: LangChain takes a `streaming=False` that is given for a wish not to stream at all.
+    fields = {name: getattr(llm, name) for name in NestModel.model_fields if name in llm.model_fields_set}
+    return ChatNest(**{"task": llm.task, **fields}, cache=llm.cache, callbacks=llm.callbacks, tags=llm.tags)
 
 
 class _Splitter:

@@ -269,7 +269,6 @@ def _answer(
     """Answer in chunks."""
     turns, arguments = _wording(messages, request, native_tools=call.engine.model.tokenizer.template_calls_tools)
     grammar = request.grammar
-    may_cite = found is not None
 
     def constrained(grammar: Grammar) -> Generator[GenerationPiece, None, None]:
         config = constrain(call.config)
@@ -280,14 +279,14 @@ def _answer(
         return call.stream(turns, found, template_arguments=arguments)
 
     if grammar is None:
-        yield from _Writer(call, may_cite=may_cite).write(free())
-    elif not (grammar.allows_text and may_cite):
+        yield from _Writer(call, found).write(free())
+    elif not (grammar.allows_text and found is not None):
         yield from _Writer(call, scanner=CallScanner() if request.tools else None).write(constrained(grammar))
     else:
         # The plain LM decides between a call and a text; if it is to be a text, it is NEST's.
         calls = _calls_only(constrained(grammar))
         if calls is None:
-            yield from _Writer(call, may_cite=True).write(free())
+            yield from _Writer(call, found).write(free())
         else:
             yield from _Writer(call, scanner=CallScanner()).write(calls)
 
@@ -321,12 +320,12 @@ class _Writer:
 
     Attributes:
         call: The call.
-        may_cite: Whether citations may come.
+        found: What was searched; None: no citations can come.
         scanner: Finds tool calls in the text; None: there are none.
     """
 
     call: Call
-    may_cite: bool = False
+    found: FoundPassages | None = None
     scanner: CallScanner | None = None
 
     def write(self, pieces: Generator[GenerationPiece, None, None]) -> Generator[ChatGenerationChunk, None, None]:
@@ -350,7 +349,7 @@ class _Writer:
             yield self._last(piece.generation)
 
     def _content(self, text: str, annotations: Sequence[Any] = ()) -> Any:
-        if not self.may_cite:
+        if self.found is None:
             return text
         block: dict[str, Any] = {"type": "text", "text": text, "index": 0}
         if annotations:
@@ -359,7 +358,7 @@ class _Writer:
 
     def _last(self, generation: Generation) -> ChatGenerationChunk:
         """The chunk that ends a stream: what is told once, as LangChain adds up what comes twice."""
-        writer = CitationWriter([hit.passage for hit in generation.passages])
+        writer = CitationWriter(self.call.citable(generation, self.found))
         writer.add(generation.citations)
         info = answer_info(generation, writer.documents)
         if self.scanner is not None and self.scanner.calls:

@@ -18,6 +18,7 @@ from langchain_nest.citations import CitationWriter, answer_info
 from langchain_nest.identity import describe
 from langchain_nest.models import Call, NestModel, refuse_unknown
 from langchain_nest.running import arun
+from langchain_nest.sources import FoundPassages
 from langchain_nest.version import VERSION
 from nest_engine import GenerationPiece
 from nest_engine.lm.prompts import Task
@@ -104,7 +105,7 @@ class NestLLM(NestModel, BaseLLM):
         found = call.find(child_callbacks(run_manager))
         with closing(call.stream(prompt, found)) as pieces:
             for piece in pieces:
-                yield _chunk(call, piece)
+                yield _chunk(call, piece, found)
 
     async def _achunks(
         self,
@@ -118,7 +119,7 @@ class NestLLM(NestModel, BaseLLM):
         found = await call.afind(achild_callbacks(run_manager))
         async with aclosing(arun(call.stream(prompt, found))) as pieces:
             async for piece in pieces:
-                yield _chunk(call, piece)
+                yield _chunk(call, piece, found)
 
     def _call(self, prompt: str, stop: list[str] | None, given: dict[str, Any]) -> Call:
         call = self._prepare(prompt, lambda: prompt, stop, {**self.call_arguments, **given})
@@ -182,11 +183,11 @@ def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return own, {name: value for name, value in kwargs.items() if name not in _LANGCHAIN_ARGUMENTS}
 
 
-def _chunk(call: Call, piece: GenerationPiece) -> GenerationChunk:
+def _chunk(call: Call, piece: GenerationPiece, found: FoundPassages | None) -> GenerationChunk:
     """A piece in LangChain's form; all that is told once comes with the last one."""
     if piece.generation is None:
         return GenerationChunk(text=piece.text)
-    writer = CitationWriter([hit.passage for hit in piece.generation.passages])
+    writer = CitationWriter(call.citable(piece.generation, found))
     writer.add(piece.generation.citations)
     stats = piece.generation.stats
     info = {

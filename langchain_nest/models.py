@@ -20,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from langchain_nest.engines import EngineSpec, check_placement, folder, shared_engine
 from langchain_nest.identity import describe, describe_sources
 from langchain_nest.sources import SOURCE_KINDS, FoundPassages, Sources
-from nest_engine import GenerationPiece, NestConfig, NestEngine
+from nest_engine import Generation, GenerationPiece, NestConfig, NestEngine, Passage, PassageSource
+from nest_engine.datastore.opener import list_passages
 from nest_engine.errors import ConfigError
 from nest_engine.lm.prompts import Task
 
@@ -89,20 +90,31 @@ class Call:
             processors: More logits processors, behind the caller's.
             template_arguments: More variables for the chat template.
         """
-        listed = [hit.passage for hit in found.passages] if found is not None and found.use_all else None
+        settings = config or self.config
+        listed = [hit.passage for hit in found.hits] if found is not None and found.use_all else None
         pieces = self.engine.stream(
             prompt,
-            source=found if listed is None else None,
-            passages=listed,
+            source=self._whole(settings) or (found if listed is None else None),
+            passages=listed if self._whole(settings) is None else None,
             query=self.query,
             task=self.task,
             logits_processors=[*self.logits_processors, *processors],
             template_arguments={**self.template_arguments, **(template_arguments or {})},
-            config=config or self.config,
+            config=settings,
         )
         # Closing this generator closes the engine's, which ends its work.
         with closing(pieces):  # type: ignore[type-var]
             yield from pieces
+
+    def citable(self, generation: Generation, found: FoundPassages | None) -> list[Passage]:
+        """All passages that citations of an answer can refer to."""
+        whole = self._whole(self.config)
+        passages = [hit.passage for hit in generation.passages] + (found.seen if found is not None else [])
+        return passages + (list(list_passages(whole)) if whole is not None and generation.citations else [])
+
+    def _whole(self, config: NestConfig) -> PassageSource | None:
+        """A source of the engine that is searched as a whole, and not by its passages for a query."""
+        return self.sources.source if config.datastore == "global" else None
 
 
 class NestModel(BaseModel):

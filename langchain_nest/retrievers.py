@@ -77,7 +77,5 @@ class NestRetriever(BaseRetriever):
         if found is None:
             return []
         threshold = self.min_relevance if self.min_relevance is not None else found.min_relevance
-        kept = [
-            hit for hit in found.passages if threshold is None or hit.relevance is None or hit.relevance >= threshold
-        ]
+        kept = [hit for hit in found.hits if threshold is None or hit.relevance is None or hit.relevance >= threshold]
         return [to_document(hit.passage) for hit in kept[:limit]]

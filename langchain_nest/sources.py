@@ -37,22 +37,43 @@ class FoundPassages:
     """Passages that have been searched already, as a source of the engine.
 
     Attributes:
-        passages: What was found, best first.
+        hits: What was found, best first.
         min_relevance: Relevance below which passages are off topic; None: not known.
         use_all: Whether the caller chose the passages, however many the settings would search.
+        seen: All passages that any search returned: what citations can refer to.
     """
 
     def __init__(
-        self, passages: Sequence[ScoredPassage], min_relevance: float | None = None, *, use_all: bool = False
+        self,
+        passages: Sequence[ScoredPassage],
+        min_relevance: float | None = None,
+        *,
+        use_all: bool = False,
+        again: Callable[[str], list[ScoredPassage]] | None = None,
     ) -> None:
-        """Keep what was found."""
-        self.passages = list(passages)
+        """Keep what was found.
+
+        Args:
+            passages: What was found, best first.
+            min_relevance: See the attribute.
+            use_all: See the attribute.
+            again: Searches once more, for engines that refresh their passages while they answer.
+        """
+        self.hits = list(passages)
         self.min_relevance = min_relevance
         self.use_all = use_all
+        self.seen = [hit.passage for hit in passages]
+        self._again = again
+        self._is_first = True
 
     def search(self, query: str, k: int) -> list[ScoredPassage]:
-        """Return the first `k` passages."""
-        return self.passages[:k]
+        """Return the first `k` passages; from the second call on, search for them."""
+        is_first, self._is_first = self._is_first, False
+        if is_first or self._again is None:
+            return self.hits[:k]
+        found = self._again(query)[:k]
+        self.seen += [hit.passage for hit in found]
+        return found
 
 
 @dataclass(frozen=True)
@@ -118,12 +139,13 @@ class Sources:
         k = wanted(config)
         dense = self._dense()
         if self.sparse_retriever is None:
-            return FoundPassages(self._limited(dense, query, k, callbacks), dense.min_relevance)
+            return FoundPassages(
+                self._limited(dense, query, k, callbacks), dense.min_relevance, again=self._searcher(config, callbacks)
+            )
         many = candidates(k)
         sparse = _RetrieverSearch(self.sparse_retriever, by_content=True)
-        return _fuse(
-            self._limited(dense, query, many, callbacks), self._limited(sparse, query, many, callbacks), query, k
-        )
+        sides = [self._limited(side, query, many, callbacks) for side in (dense, sparse)]
+        return FoundPassages(_fuse(sides[0], sides[1], query, k), again=self._searcher(config, callbacks))
 
     async def afind(self, query: str, config: NestConfig, callbacks: Callbacks = None) -> FoundPassages | None:
         """Search without blocking the event loop: see `find`."""
@@ -134,13 +156,25 @@ class Sources:
         k = wanted(config)
         dense = self._dense()
         if self.sparse_retriever is None:
-            return FoundPassages(await self._alimited(dense, query, k, callbacks), dense.min_relevance)
+            passages = await self._alimited(dense, query, k, callbacks)
+            return FoundPassages(passages, dense.min_relevance, again=self._searcher(config))
         many = candidates(k)
         sparse = _RetrieverSearch(self.sparse_retriever, by_content=True)
         both = await asyncio.gather(
             self._alimited(dense, query, many, callbacks), self._alimited(sparse, query, many, callbacks)
         )
-        return _fuse(both[0], both[1], query, k)
+        return FoundPassages(_fuse(both[0], both[1], query, k), again=self._searcher(config))
+
+    def _searcher(self, config: NestConfig, callbacks: Callbacks = None) -> Callable[[str], list[ScoredPassage]] | None:
+        """How to search again while an answer is written, on whichever thread writes it."""
+        if config.refresh_every is None:
+            return None
+
+        def search(query: str) -> list[ScoredPassage]:
+            found = self.find(query, config, callbacks)
+            return found.hits if found is not None else []
+
+        return search
 
     def _is_asked(self, query: str, config: NestConfig) -> bool:
         return self.any and config.uses_passages and bool(query.strip())
@@ -367,12 +401,12 @@ def _all(documents: Sequence[Document]) -> FoundPassages:
     return FoundPassages([ScoredPassage(passage) for passage in to_passages(documents)], use_all=True)
 
 
-def _fuse(dense: list[ScoredPassage], sparse: list[ScoredPassage], query: str, k: int) -> FoundPassages:
+def _fuse(dense: list[ScoredPassage], sparse: list[ScoredPassage], query: str, k: int) -> list[ScoredPassage]:
     """Fuse two searches by the engine's rule; their passages are known by content until then."""
     from nest_engine.retrieval.hybrid import HybridSource
 
     fused = HybridSource(FoundPassages(dense), FoundPassages(sparse)).search(query, k)
-    return FoundPassages([replace(hit, passage=_with_own_id(hit.passage)) for hit in fused])
+    return [replace(hit, passage=_with_own_id(hit.passage)) for hit in fused]
 
 
 def _with_own_id(passage: Passage) -> Passage:

@@ -17,7 +17,7 @@ from langchain_nest import ChatNest, cited_documents, message_citations
 from langchain_nest.citations import CitationWriter
 from langchain_nest.documents import to_passages
 from langchain_nest.messages import add_to_system, attached_documents, last_question, to_messages
-from langchain_nest.models import SETTINGS, NestModel
+from langchain_nest.models import SETTINGS
 from nest_engine import Citation, NestConfig, NestEngine, Passage
 from nest_engine.errors import ConfigError, ContextOverflowError, PromptError
 from nest_engine.retrieval.source import ListSource
@@ -171,9 +171,14 @@ class TestStreams:
 
 
 class TestSettings:
-    def test_every_setting_has_a_field(self) -> None:
-        fields = set(NestModel.model_fields) | {"max_new_tokens"}
-        assert set(SETTINGS) <= fields, "add fields to langchain_nest.models.NestModel"
+    @pytest.mark.parametrize("name", SETTINGS)
+    def test_every_setting_is_taken(self, engine: NestEngine, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        value = getattr(NestConfig(gamma=0.123, seed=3, stop=("x",)), name)
+        model = ChatNest(engine=engine, **{name: value})
+        assert caplog.text == ""
+        if value is not None:
+            taken = model._settings()[name]
+            assert (tuple(taken) if name == "stop" else taken) == value
 
     def test_by_constructor_bind_and_invoke(self, engine: NestEngine, documents: list[Document]) -> None:
         made = ChatNest(engine=engine, documents=documents, max_tokens=5).invoke(QUESTION)

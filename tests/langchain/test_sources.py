@@ -100,16 +100,16 @@ class TestStores:
         sources = Sources(vectorstore=store)
         found = sources.find(QUESTION, CONFIG)
         other = await sources.afind(QUESTION, CONFIG)
-        assert [hit.passage for hit in found.passages] == [hit.passage for hit in other.passages]
-        assert found.passages[0].passage.id == "raise"
-        assert len(found.passages) == 2
+        assert [hit.passage for hit in found.hits] == [hit.passage for hit in other.hits]
+        assert found.hits[0].passage.id == "raise"
+        assert len(found.hits) == 2
 
     def test_scores_of_a_known_store(self, store: Any) -> None:
         found = Sources(vectorstore=store).find(QUESTION, CONFIG)
-        first = found.passages[0]
+        first = found.hits[0]
         assert first.score == first.relevance
         assert 0 < first.relevance <= 1
-        assert first.score >= found.passages[1].score
+        assert first.score >= found.hits[1].score
 
     async def test_scores_of_an_unknown_store_are_not_used(self, documents: list[Document]) -> None:
         class Scored(PlainStore):
@@ -122,8 +122,8 @@ class TestStores:
             Sources(vectorstore=store).find("q", CONFIG),
             await Sources(vectorstore=store).afind("q", CONFIG),
         ):
-            assert [(hit.score, hit.relevance) for hit in found.passages] == [(None, None)] * 2
-            assert [hit.passage.text for hit in found.passages] == [d.page_content for d in documents[:2]]
+            assert [(hit.score, hit.relevance) for hit in found.hits] == [(None, None)] * 2
+            assert [hit.passage.text for hit in found.hits] == [d.page_content for d in documents[:2]]
 
     async def test_a_known_store_that_gives_no_scores(self, documents: list[Document]) -> None:
         class InMemoryVectorStore(PlainStore):  # known by its name
@@ -131,8 +131,8 @@ class TestStores:
 
         store = InMemoryVectorStore(documents)
         assert score_reader(store) is not None
-        assert len(Sources(vectorstore=store).find("q", CONFIG).passages) == 2
-        assert len((await Sources(vectorstore=store).afind("q", CONFIG)).passages) == 2
+        assert len(Sources(vectorstore=store).find("q", CONFIG).hits) == 2
+        assert len((await Sources(vectorstore=store).afind("q", CONFIG)).hits) == 2
 
     def test_min_relevance(self, engine: NestEngine, store: Any) -> None:
         model = ChatNest(engine=engine, vectorstore=store, top_passages=4)
@@ -209,14 +209,41 @@ class TestRetrievers:
         sparse = ListRetriever(found=[Document(documents[3].page_content), Document(documents[1].page_content)])
         sources = Sources(vectorstore=store, sparse_retriever=sparse)
         found = sources.find(QUESTION, NestConfig(top_passages=3))
-        ids = [hit.passage.id for hit in found.passages]
+        ids = [hit.passage.id for hit in found.hits]
         assert ids[0] == "raise"  # found by both
         assert len(set(ids)) == 3
-        assert [h.passage for h in (await sources.afind(QUESTION, NestConfig(top_passages=3))).passages] == [
-            h.passage for h in found.passages
+        assert [h.passage for h in (await sources.afind(QUESTION, NestConfig(top_passages=3))).hits] == [
+            h.passage for h in found.hits
         ]
         message = ChatNest(engine=engine, vectorstore=store, sparse_retriever=sparse).invoke(QUESTION)
         check_citations(*text_and_citations(message), cited_documents(message), documents)
+
+
+class TestWhileAnswering:
+    def test_refreshed_passages_can_be_cited(self, engine: NestEngine, documents: list[Document]) -> None:
+        asked: list[str] = []
+
+        def search(query: str) -> list[Document]:
+            asked.append(query)
+            return [documents[len(asked) % 3]]
+
+        model = ChatNest(engine=engine, retriever=RunnableLambda(search), refresh_every=8, span_tokens=4, max_tokens=60)
+        message = model.invoke(QUESTION)
+        assert len(asked) > 1
+        assert asked[0] == QUESTION
+        assert {d.id for d in cited_documents(message)} - {"raise"}  # what the first search did not find
+        check_citations(*text_and_citations(message), cited_documents(message), documents)
+
+    def test_a_whole_collection_can_be_cited(self, engine: NestEngine, documents: list[Document]) -> None:
+        passages = [to_passage(document) for document in documents]
+        model = ChatNest(engine=engine, source=ListSource(passages), datastore="global")
+        message = model.invoke(QUESTION)
+        assert cited_documents(message)
+        check_citations(*text_and_citations(message), cited_documents(message), documents)
+
+    def test_a_store_is_no_collection(self, engine: NestEngine, store: Any) -> None:
+        with pytest.raises(ConfigError, match="global"):
+            ChatNest(engine=engine, vectorstore=store, datastore="global").invoke(QUESTION)
 
 
 class TestErrors:

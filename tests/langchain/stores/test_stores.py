@@ -185,12 +185,12 @@ def test_scores_are_read_in_their_direction(named_store: tuple[str, VectorStore]
     assert score_reader(store) is not None
     asked = chunks[7].page_content
     found = Sources(vectorstore=store).find(asked, NestConfig(top_passages=5))
-    scores = [hit.score for hit in found.passages]
-    assert found.passages[0].passage.text == asked
+    scores = [hit.score for hit in found.hits]
+    assert found.hits[0].passage.text == asked
     assert scores == sorted(scores, reverse=True)
     if name in KNOWN_RELEVANCE:
-        assert found.passages[0].relevance == pytest.approx(1.0, abs=1e-3)
-        assert all(-1.001 <= hit.relevance <= 1.001 for hit in found.passages)
+        assert found.hits[0].relevance == pytest.approx(1.0, abs=1e-3)
+        assert all(-1.001 <= hit.relevance <= 1.001 for hit in found.hits)
 
 
 def test_hybrid(
