@@ -385,6 +385,15 @@ def test_text_is_held_back_only_while_a_stop_string_may_begin():
     writer.finish()
 
 
+def test_a_citation_waits_while_a_stop_string_may_begin_in_it():
+    """It is given out whole when the stop string does not come, and cut when it does."""
+    for own, expected in ((["x"], "we eat apples and"), (["hen"], "we eat apples")):
+        writer = one("we eat apples and", stop=["and then"]).copy(0, 0, 99).own(" t")
+        assert writer.citations == []
+        writer.own(own[0])
+        assert [c.text for c in writer.finish()] == [expected]
+
+
 def test_a_citation_comes_with_the_piece_that_completes_it():
     """As soon as the run is over, and not only at the end."""
     writer = one(passages("river", "bread")).copy(0, 0, 30)

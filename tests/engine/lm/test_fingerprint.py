@@ -114,6 +114,16 @@ def test_fine_tuning_of_one_matrix_matters(name):
     assert fingerprint(model) != before
 
 
+def test_a_change_of_a_tenth_of_one_matrix_matters():
+    model = tiny_model()
+    before = fingerprint(model)
+    weight = model.get_submodule("model.layers.1.mlp.up_proj").weight
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        weight.mul_(1 + 1e-4 * (torch.rand(weight.shape, generator=generator) < 0.1))
+    assert fingerprint(model) != before
+
+
 def test_a_low_rank_update_that_is_merged_matters():
     model = tiny_model()
     before = fingerprint(model)
