@@ -48,10 +48,6 @@ class FaissTokenIndex(TokenIndex):
         self._faiss.add(keys)
         return self
 
-    def fresh(self) -> Self:
-        """The same entries, none of them masked; the FAISS index is shared."""
-        return super().fresh()
-
     @torch.inference_mode()
     def search(self, queries: torch.Tensor, r: int) -> Neighbors:
         """Find the `r` nearest unmasked entries among FAISS's candidates: see `TokenIndex.search`."""
@@ -72,13 +68,14 @@ class FaissTokenIndex(TokenIndex):
 
     def _candidates(self, queries: torch.Tensor, count: int) -> torch.Tensor:
         """Entry numbers, int64 [n, count]; -1 where an inverted list has no more."""
+        library: Any = faiss  # its stubs do not know the arguments of search parameters
         selector = None
         if self._masked_entries:
             masked = np.fromiter(self._masked_entries, dtype=np.int64)
             selector = faiss.IDSelectorNot(faiss.IDSelectorBatch(masked))
         if isinstance(self._faiss, faiss.IndexIVF):
-            parameters: Any = faiss.SearchParametersIVF(sel=selector, nprobe=self._faiss.nprobe)
+            parameters = library.SearchParametersIVF(sel=selector, nprobe=self._faiss.nprobe)
         else:
-            parameters = faiss.SearchParameters(sel=selector)
+            parameters = library.SearchParameters(sel=selector)
         _, found = self._faiss.search(queries.float().cpu().numpy(), count, params=parameters)
         return torch.from_numpy(found).to(queries.device)

@@ -98,7 +98,8 @@ class Bm25Source:
     @property
     def passages(self) -> Sequence[Passage]:
         """All passages, in the order they were given."""
-        return self._passages
+        table, _ = self._parts
+        return table
 
     def __len__(self) -> int:
         """Number of passages."""
