@@ -228,7 +228,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-ra-nest": {**_PAPER, "gamma": 5e-1, "mode": "ra-nest"},
     "paper-legal": {**_PAPER, "alpha": 0.2, "gamma": 5e-4},
     # The best measured row of our own probe: docs/concepts.md tells what the others did.
-    "smollm2-135m-instruct": {**_PAPER, "gamma": 5e-2, "top_passages": 5, "key_transform": "none"},
+    "smollm2-135m-instruct": {**_PAPER, "gamma": 5e-2, "top_passages": 5, "end_probability": 0.05},
 }
 """Named settings: the paper's (section 8 of its appendix) and those measured for a model."""
 
