@@ -32,9 +32,9 @@ test: setup-dev ## every check: lint, format, types, import contracts, tests
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest $(ARGS)
 
-test-stores: setup-dev ## the LangChain adapter over every supported vector store (large packages)
+test-stores: setup-dev ## both adapters over every supported vector store (large packages)
 	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,stores]'
-	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores $(ARGS)
+	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores tests/llama_index/stores $(ARGS)
 
 lint: setup-dev ## the checks without the tests
 	$(BIN)/ruff check .

@@ -28,9 +28,8 @@ def llm(demo_engine):
 
 
 def test_answers_from_the_right_node(llm, index):
-    response = NestQueryEngine.from_args(index, llm=llm).query(QUESTIONS[1])
-    assert "twelve hours" in response.response
-    assert response.source_nodes[0].node.metadata["title"] == "Bread"
+    response = NestQueryEngine.from_args(index, llm=llm, similarity_top_k=1).query(QUESTIONS[1])
+    assert [n.node.metadata["title"] for n in response.source_nodes] == ["Bread"]
     assert_verbatim(response.response, response.metadata["citations"], index.docstore.docs)
 
 
@@ -51,14 +50,14 @@ def test_lossless_equals_greedy(llm, index):
 
 
 def test_foreign_parts_on_real_input(llm, index):
+    brief = NestLLM(engine=llm.engine, max_new_tokens=8)
     nodes = index.as_retriever(similarity_top_k=2).retrieve(QUESTIONS[0])
     for mode in ("tree_summarize", "refine", "compact"):
-        answer = get_response_synthesizer(llm=llm, response_mode=mode).synthesize(QUESTIONS[0], nodes)
+        answer = get_response_synthesizer(llm=brief, response_mode=mode).synthesize(QUESTIONS[0], nodes)
         assert answer.response.strip()
     contexts = [n.node.get_content(MetadataMode.NONE) for n in nodes]
-    judged = FaithfulnessEvaluator(llm=llm).evaluate(response="It was built in 1871.", contexts=contexts)
-    assert judged.feedback
-    strict = CorrectnessEvaluator(llm=llm, parser_function=lambda text: (None, text))
+    assert FaithfulnessEvaluator(llm=brief).evaluate(response="It was built in 1871.", contexts=contexts).feedback
+    strict = CorrectnessEvaluator(llm=brief, parser_function=lambda text: (None, text))
     assert strict.evaluate(query=QUESTIONS[0], response="In 1871.", reference="1871").feedback
 
 

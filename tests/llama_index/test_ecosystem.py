@@ -59,7 +59,7 @@ class Scripted(NestLLM):
         object.__setattr__(self, "texts", list(texts))
         object.__setattr__(self, "prompts", [])
 
-    def _start(self, prompt, task, kwargs):
+    def _start(self, prompt, *rest):
         self.prompts.append("\n".join(m["content"] for m in prompt.messages))
         text = self.texts.pop(0)
         stats = Stats("lm", 1, 0, 0, 1, 1, 0, 0, 1.0)
