@@ -91,7 +91,7 @@ def test_code_in_docs_compiles(path):
 
 @pytest.mark.demo_model
 def test_readme_example_runs(demo_model_dir, capsys):
-    (example,) = blocks(ROOT / "README.md")
+    example = blocks(ROOT / "README.md")[0]
     names = {}
     exec(compile(example, "README.md", "exec"), names)
     answer = names["answer"]
@@ -100,6 +100,14 @@ def test_readme_example_runs(demo_model_dir, capsys):
     for citation in answer.citations:
         assert answer.text[citation.start : citation.end] == citation.text
         assert citation.text in printed
+
+
+@pytest.mark.parametrize(("number", "guide"), [(1, "langchain.md"), (2, "llamaindex.md")])
+def test_readme_scripts_are_those_of_the_guides(number, guide):
+    """Each guide's first script is run by the adapter's own tests."""
+    script = blocks(ROOT / "README.md")[number]
+    assert script == blocks(ROOT / "docs" / guide)[0]
+    assert len([line for line in script.splitlines() if line.strip()]) <= 13
 
 
 def test_first_screen_of_the_readme():
