@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -71,7 +73,8 @@ def test_pieces_of_texts_one_behind_the_other(kind, data):
     whole = tokenizer.decode(ids)
     if kind == "bytes" or "\ufffd" not in whole:
         # (With byte fallback, one broken byte spoils the whole characters beside it when all is decoded at once.)
-        assert detokenizer.text == whole
+        # How many replacement characters a run of broken bytes becomes depends on where it was cut.
+        assert re.sub("\ufffd+", "\ufffd", detokenizer.text) == re.sub("\ufffd+", "\ufffd", whole)
     assert len(detokenizer.ends) == len(ids)
     assert detokenizer.ends == sorted(detokenizer.ends)
     assert detokenizer.ends[-1] == len(detokenizer.text)
