@@ -11,7 +11,7 @@ from nest_engine.datastore.suffix import SuffixIndex
 from nest_engine.datastore.token_index import Place, TokenIndex
 from nest_engine.decoding.mixture import Mixture
 
-_FIRST_CHUNK = 8
+_FIRST_CHUNK = 16
 _LONGEST_CHUNK = 64
 _SHORTEST_SUFFIX = 2
 _LONGEST_SUFFIX = 32

@@ -16,8 +16,8 @@ from nest_engine.lm.fingerprint import adapter_state, fingerprint_model
 from nest_engine.lm.protocol import Reading
 from nest_engine.lm.tap import KeyTap, find_layers
 
-_BATCH_TOKENS = 2048
-"""Tokens encoded in one forward pass, padding included: enough to fill a CPU, little memory."""
+_BATCH_TOKENS = 512
+"""Tokens encoded in one forward pass, padding included: enough to fill a CPU, where longer batches only pad more."""
 
 
 class TransformersModel:
