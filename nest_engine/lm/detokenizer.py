@@ -46,12 +46,19 @@ class Detokenizer:
         return now[len(before) :]
 
     def _give_up(self) -> str:
-        """Give out broken characters, up to where one may begin that can still be completed."""
-        cut = len(self._ids) - _LONGEST_CHARACTER + 1
+        """Give out broken characters, up to where one may begin that can still be completed.
+
+        A token can hold the end of one character and the start of the next, so the cut has to
+        be where both parts read the same as the whole; where there is none, wait on.
+        """
         before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
-        broken = self._tokenizer.decode(self._ids[self._anchor : cut])[len(before) :]
-        self._anchor = self._shown = cut
-        return broken
+        now = self._tokenizer.decode(self._ids[self._anchor :])
+        for cut in range(len(self._ids) - _LONGEST_CHARACTER + 1, self._shown, -1):
+            head = self._tokenizer.decode(self._ids[self._anchor : cut])
+            if head + self._tokenizer.decode(self._ids[cut:]) == now:
+                self._anchor = self._shown = cut
+                return head[len(before) :]
+        return ""
 
     def flush(self) -> str:
         """Return what is left of an incomplete character at the end, as replacement characters."""

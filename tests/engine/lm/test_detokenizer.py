@@ -69,9 +69,8 @@ def test_pieces_of_texts_one_behind_the_other(kind, data):
     detokenizer, pieces = write(tokenizer, ids)
     assert "".join(pieces) == detokenizer.text
     whole = tokenizer.decode(ids)
-    if "\ufffd" not in whole:
-        # Known gap: beside bytes that form no character, a whole character can be lost (slices of "chinese"
-        # 19:31 and 0:2 one behind the other). Models write such bytes next to never.
+    if kind == "bytes" or "\ufffd" not in whole:
+        # (With byte fallback, one broken byte spoils the whole characters beside it when all is decoded at once.)
         assert detokenizer.text == whole
     assert len(detokenizer.ends) == len(ids)
     assert detokenizer.ends == sorted(detokenizer.ends)
