@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -237,11 +238,15 @@ def _metaspace_pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """The vocabulary and merges of a BPE over words with a `▁` before them, with pieces for all bytes."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    counts = Counter("".join(_training_texts()))
+    ascii_characters = ["▁", *(chr(code) for code in range(33, 127))]
+    others = sorted(set(counts) - set(ascii_characters) - {" ", "\n", "\r", "\t"}, key=lambda c: (-counts[c], c))
+    alphabet = [*ascii_characters, *others[: 160 - len(ascii_characters)]]
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<unk>", "<s>", "</s>"],
-        initial_alphabet=["▁", *(chr(code) for code in range(33, 127))],
-        limit_alphabet=160,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),  # chosen here: the trainer breaks its ties another way in each process
         show_progress=False,
     )
     tokenizer.train_from_iterator(_training_texts(), trainer)

@@ -79,6 +79,8 @@ def verbatim_segments(run: Run, answer: str, source: str) -> Iterator[Segment]:
     """
     start, source_start = run.start, run.source_start
     good = 0  # length that is equal at a token's end
+    floor = source_start  # where the source's part without a match begins
+    recovering = False  # behind the rest of a character that was cut, with nothing equal yet
     for end, source_end in zip(run.ends, run.source_ends, strict=True):
         if good == 0:
             start, source_start = _skip_space(answer, start, end), _skip_space(source, source_start, source_end)
@@ -87,8 +89,11 @@ def verbatim_segments(run: Run, answer: str, source: str) -> Iterator[Segment]:
             good = len(ours)
         elif not (ours.startswith(theirs) or theirs.startswith(ours)):
             yield from _trimmed(Segment(run.passage, start, source_start, good), answer)
-            # Behind the rest of a character that was cut, a token may hold whole ones.
-            good = _common_suffix(ours[good:], theirs[good:]) if _BROKEN in ours[good:] else 0
+            if not recovering or good:
+                floor = source_start + good
+            # Behind the rest of a character that was cut, whole ones may follow, in this token or some later.
+            recovering = _BROKEN in ours[good:] or (recovering and not good)
+            good = _common_suffix(ours[good:], source[floor:source_end]) if recovering else 0
             start, source_start = end - good, source_end - good
     yield from _trimmed(Segment(run.passage, start, source_start, good), answer)
 

@@ -48,14 +48,16 @@ class Detokenizer:
     def _give_up(self) -> str:
         """Give out broken characters, up to where one may begin that can still be completed.
 
-        A token can hold the end of one character and the start of the next, so the cut has to
-        be where both parts read the same as the whole; where there is none, wait on.
+        A token can hold the end of one character and the start of the next, and a cut there would
+        break a whole character. (With byte fallback, a cut can also mend one: decoded at once, one
+        broken byte spoils all bytes of its run.) Where no cut is free of harm, wait on.
         """
         before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
         now = self._tokenizer.decode(self._ids[self._anchor :])
         for cut in range(len(self._ids) - _LONGEST_CHARACTER + 1, self._shown, -1):
             head = self._tokenizer.decode(self._ids[self._anchor : cut])
-            if head + self._tokenizer.decode(self._ids[cut:]) == now:
+            rest = self._tokenizer.decode(self._ids[cut:])
+            if (head + rest).count(_INCOMPLETE) <= now.count(_INCOMPLETE):
                 self._anchor = self._shown = cut
                 return head[len(before) :]
         return ""

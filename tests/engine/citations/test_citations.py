@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 
 from nest_engine import Citation, Passage
 from nest_engine.citations.builder import CitationBuilder
+from nest_engine.citations.runs import Run, Segment, verbatim_segments
 from nest_engine.datastore.opener import OpenPassages
 from nest_engine.datastore.token_index import Place
 from nest_engine.decoding.loop import Emission
@@ -148,6 +149,13 @@ def test_every_slice_between_own_tokens(kind, name):
             assert lost <= 2, (start, end, whole, citations)
             if whole.isascii() and whole.strip():
                 assert cited == whole.strip()
+
+
+def test_a_cut_character_costs_itself_alone():
+    """With byte fallback the answer's characters can be complete later than the passage's, behind a broken byte."""
+    answer, source = "ab\ufffd\u05dc\u05d5 cd", "\u05c1\u05dc\u05d5"
+    run = Run(0, 0, 2, 0, ends=[2, 2, 2, 3, 5], source_ends=[1, 1, 2, 2, 3])
+    assert list(verbatim_segments(run, answer, source)) == [Segment(0, 3, 1, 2)]
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
