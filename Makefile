@@ -19,7 +19,7 @@ INPUT := pyproject.toml $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-stores setup-demo setup-dev lint format clean
+.PHONY: help demo test test-stores soak setup-demo setup-dev lint format clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -32,11 +32,14 @@ test: setup-dev ## every check: lint, format, types, import contracts, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-stores: setup-dev ## both adapters over every supported vector store (large packages)
 	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,stores]'
 	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores tests/llama_index/stores $(ARGS)
+
+soak: setup-dev ## the long versions of some tests
+	NEST_SOAK=1 $(BIN)/python -m pytest tests/engine/test_lossless.py $(ARGS)
 
 lint: setup-dev ## the checks without the tests
 	$(BIN)/ruff check .

@@ -96,5 +96,11 @@ class SkipGuard:
             terminalreporter.line(f"{nodeid}: {reason}")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: begun last, one of them would run alone at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("demo_model")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SkipGuard(), "nest-skip-guard")

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -311,9 +312,16 @@ def save_tiny(folder: Path, architecture: str = "llama", tokenizer: str = "bytes
 
 def greedy(lm: TransformersModel, prompt: Sequence[int], new_tokens: int, **arguments: Any) -> list[int]:
     """What transformers itself generates greedily behind a prompt, without the token that ends it."""
+    return greedy_batch(lm, [prompt], new_tokens, **arguments)[0]
+
+
+def greedy_batch(
+    lm: TransformersModel, prompts: Sequence[Sequence[int]], new_tokens: int, **arguments: Any
+) -> list[list[int]]:
+    """The same for several prompts of one length."""
     settings: Mapping[str, Any] = {"do_sample": False, "max_new_tokens": new_tokens, "num_beams": 1, **arguments}
-    tokens = torch.tensor([list(prompt)])
+    tokens = torch.tensor([list(prompt) for prompt in prompts])
     mask = torch.ones_like(tokens)
     output = lm._model.generate(tokens, attention_mask=mask, pad_token_id=0, **settings)
-    generated: list[int] = output[0, len(prompt) :].tolist()
-    return generated[:-1] if generated and generated[-1] in lm.end_ids else generated
+    rows: list[list[int]] = output[:, tokens.shape[1] :].tolist()
+    return [list(takewhile(lambda token: token not in lm.end_ids, row)) for row in rows]

@@ -90,6 +90,16 @@ class GrammarProcessor:
             allowed[forced] = True
         return logits.masked_fill(~allowed, float("-inf"))
 
+    def foresee(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens of what the grammar leaves no choice about, so that one forward pass reads them all.
+
+        Args:
+            tokens: Prompt and answer so far.
+        """
+        if self._start is None or not self._follow(list(tokens[self._start :])):
+            return ()
+        return [int(token) for token in _opened(self._matcher).compute_ff_tokens()]
+
     def _open(self, width: int) -> None:
         self._vocabulary = _vocabulary(self._model, width)
         self._matcher = self._vocabulary.match(self._grammar)

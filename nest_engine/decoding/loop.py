@@ -261,13 +261,13 @@ class DecodeLoop:
 
     def _guess(self, draft: Sequence[int]) -> Sequence[int]:
         """How much of a draft to read ahead: a matter of speed only."""
+        # What lies behind the last token of the answer need not be known.
+        room = max(0, self._config.max_new_tokens - self._position - 1)
         if self._drafter is None or not draft:
-            return ()
+            return self.reader.foresee()[:room]
         if self.reader.guessed:
             self._drafter.learn(self.reader.guessed, self.reader.counts.accepted - self._accepted_before)
-        # What lies behind the last token of the answer need not be known.
-        room = self._config.max_new_tokens - self._position - 1
-        return draft[: max(0, min(self._drafter.chunk() - 1, room))]
+        return draft[: min(self._drafter.chunk() - 1, room)]
 
     def _end_sentence(self, mixture: Mixture, row: int) -> None:
         """Passages hold no end token: end where a copied sentence did, if the LM would end there too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +13,15 @@ from nest_engine.lm.protocol import LanguageModel, Reading
 
 LogitsProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """As in transformers: (int64 [1, length] tokens so far, float [1, vocabulary] logits) -> logits."""
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """A logits processor that often knows what comes next."""
+
+    def foresee(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Tokens that will most likely follow `tokens`, possibly none."""
+        ...
 
 
 @dataclass
@@ -96,6 +106,16 @@ class Reader:
         self.guessed = len(guesses)
         self.counts.lm_calls += 1
         self.counts.drafted += len(guesses)
+
+    def foresee(self) -> Sequence[int]:
+        """Tokens that a processor knows to follow, if one does: a grammar's literals, for example.
+
+        Such a processor has a method `foresee(tokens)`. What it says is a guess like any other.
+        """
+        for processor in self._processors:
+            if isinstance(processor, Foreseeing) and (ahead := processor.foresee(self.tokens)):
+                return ahead
+        return ()
 
     def push(self, token: int) -> None:
         """Make a token known; if it was guessed, what is read behind it stays good."""

@@ -20,6 +20,7 @@ from nest_engine import NestConfig, NestEngine
 from nest_engine.constrained import CallScanner, GrammarProcessor, Tool, call_grammar, constrain, json_grammar
 from nest_engine.constrained.grammar import close_objects
 from nest_engine.errors import ConfigError
+from nest_engine.generation import Generation
 from tests.langchain.helpers import without_times
 from tests.tiny import CHATML, tiny_engine
 
@@ -256,6 +257,22 @@ class TestProcessor:
         processor = self.processor(engine, limit=12)
         self.allowed(processor, engine, "")
         assert self.allowed(processor, engine, '"abcdefghi') == {'"'}
+
+    def test_what_the_grammar_leaves_no_choice_about_is_read_ahead(
+        self, engine: NestEngine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def answer() -> Generation:
+            grammar = call_grammar([Tool("weather_of_a_city", parameters=Person.model_json_schema())], "any")
+            processor = GrammarProcessor(grammar, engine.model, 120)
+            return engine.generate("a", logits_processors=[processor], mode="lm", max_new_tokens=120)
+
+        ahead = answer()
+        monkeypatch.setattr(GrammarProcessor, "foresee", lambda self, tokens: ())
+        plain = answer()
+        assert ahead.text == plain.text
+        assert plain.stats.drafted == 0
+        assert ahead.stats.accepted > 10
+        assert ahead.stats.lm_calls == plain.stats.lm_calls - ahead.stats.accepted
 
     def test_settings(self) -> None:
         assert constrain(NestConfig(mode="nest", stop=("x",))).mode == "lm"
