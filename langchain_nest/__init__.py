@@ -8,5 +8,14 @@ from langchain_nest.chat_models import ChatNest
 from langchain_nest.citations import cited_documents, message_citations
 from langchain_nest.llms import NestLLM
 from langchain_nest.retrievers import NestRetriever
+from langchain_nest.sources import StoreSource
 
-__all__ = ["ChatNest", "NestLLM", "NestRetriever", "cited_documents", "create_nest_chain", "message_citations"]
+__all__ = [
+    "ChatNest",
+    "NestLLM",
+    "NestRetriever",
+    "StoreSource",
+    "cited_documents",
+    "create_nest_chain",
+    "message_citations",
+]

@@ -76,6 +76,42 @@ class FoundPassages:
         return found
 
 
+class StoreSource:
+    """A LangChain store or retriever as a source of the engine, and so for anything that is built on the engine."""
+
+    def __init__(
+        self,
+        store: VectorStore | Runnable[str, list[Document]],
+        *,
+        sparse_retriever: Runnable[str, list[Document]] | None = None,
+        search_kwargs: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Search a store.
+
+        Args:
+            store: A vector store or a retriever.
+            sparse_retriever: A retriever by words, fused with it.
+            search_kwargs: More arguments of the store's search, such as a filter.
+            timeout: Seconds that a search may take; None: no limit.
+
+        Raises:
+            ConfigError: If `store` is neither, or the arguments do not fit together.
+        """
+        kind = "vectorstore" if isinstance(store, VectorStore) else "retriever"
+        given: dict[str, Any] = {kind: store, "search_kwargs": dict(search_kwargs or {})}
+        self._sources = Sources(**given, sparse_retriever=sparse_retriever, timeout=timeout)
+
+    def search(self, query: str, k: int) -> list[ScoredPassage]:
+        """Return the best `k` passages for a query.
+
+        Raises:
+            SourceError: If the search fails, takes too long, or returns something else than documents.
+        """
+        found = self._sources.find(query, NestConfig(top_passages=k))
+        return found.hits[:k] if found is not None else []
+
+
 @dataclass(frozen=True)
 class Sources:
     """Where to search: at most one of the first four, with a sparse retriever beside it or not.
@@ -136,7 +172,7 @@ class Sources:
             return _all(self.documents)
         if not self._is_asked(query, config):
             return None
-        k = wanted(config)
+        k = config.passages_wanted
         dense = self._dense()
         if self.sparse_retriever is None:
             return FoundPassages(
@@ -153,7 +189,7 @@ class Sources:
             return _all(self.documents)
         if not self._is_asked(query, config):
             return None
-        k = wanted(config)
+        k = config.passages_wanted
         dense = self._dense()
         if self.sparse_retriever is None:
             passages = await self._alimited(dense, query, k, callbacks)
@@ -204,11 +240,6 @@ class Sources:
             return await asyncio.wait_for(search.arun(query, k, callbacks), self.timeout)
         except TimeoutError as error:
             raise _too_slow(search, self.timeout) from error
-
-
-def wanted(config: NestConfig) -> int:
-    """How many passages the engine asks a source for with these settings."""
-    return config.top_passages if config.uses_keys or config.uses_spans else config.prompt_passages
 
 
 def candidates(k: int) -> int:

@@ -123,6 +123,11 @@ class NestConfig:
         return self.mode in ("ra", "ra-nest")
 
     @property
+    def passages_wanted(self) -> int:
+        """How many passages a source is asked for, in this mode."""
+        return self.top_passages if self.uses_keys or self.uses_spans else self.prompt_passages
+
+    @property
     def traces_own_words(self) -> bool:
         """Whether what the model wrote by itself is traced back to the passages."""
         return self.min_match_words > 0 and self.mode in ("ra", "lossless")

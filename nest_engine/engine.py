@@ -192,10 +192,11 @@ class NestEngine:
             raise ConfigError("key_layer is fixed when the engine is made: make another engine for another layer")
         if source is not None and passages is not None:
             raise ConfigError("give source or passages, not both")
+        messages = to_messages(prompt)
         call = _Call(
-            prompt=to_messages(prompt),
+            prompt=messages,
             task=task or ("question" if isinstance(prompt, str) else "chat"),
-            query=query if query is not None else find_query(to_messages(prompt)),
+            query=query if query is not None else find_query(messages),
             config=chosen,
             processors=tuple(logits_processors),
             template_arguments=dict(template_arguments or {}),
@@ -308,8 +309,7 @@ class NestEngine:
         if passages is not None:
             found = [ScoredPassage(_check_passage(p)) for p in passages]
         elif source is not None and (config.datastore == "passages" or config.reads_passages):
-            k = config.top_passages if config.uses_keys or config.uses_spans else config.prompt_passages
-            found = search(source, call.query, k)
+            found = search(source, call.query, config.passages_wanted)
             found = _relevant(found, config.min_relevance, source)
         else:
             found = []

@@ -22,10 +22,14 @@ ALLOWED_SKIPS = {
 }
 
 # Before torch is imported. More threads than cores make it several times slower, and tokenizers that have
-# started threads warn about every later subprocess.
+# started threads warn about every later subprocess. Workers inherit what their parent set for itself alone.
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, min(_CORES // _WORKERS, 4))))
+_THREADS = str(max(1, min(_CORES // _WORKERS, 4)))
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = _THREADS
+else:
+    os.environ.setdefault("OMP_NUM_THREADS", _THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # No test needs the model hub; a name that is no model must fail at once, not after a timeout.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

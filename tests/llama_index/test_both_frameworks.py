@@ -8,9 +8,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from llama_index.core.schema import MetadataMode
 
 from langchain_nest import NestLLM as LangChainLLM
-from langchain_nest.sources import Sources
+from langchain_nest import StoreSource
 from llama_index_nest import IndexSource, NestLLM, NestQueryEngine
-from nest_engine import NestConfig
 from nest_engine.retrieval.source import PassageSource
 from tests.conftest import ROOT
 from tests.langchain.helpers import WordEmbeddings
@@ -19,21 +18,10 @@ from tests.texts import TEXTS
 from tests.tiny import tiny_engine
 
 
-class LangChainStore:
-    """A LangChain store as a source of the engine."""
-
-    def __init__(self, store):
-        self.sources = Sources(vectorstore=store)
-
-    def search(self, query, k):
-        found = self.sources.find(query, NestConfig(top_passages=k))
-        return found.hits if found is not None else []
-
-
 def test_one_engine_and_each_others_stores():
     engine = tiny_engine(config=COPYING, eos_token_id=None)
     store = InMemoryVectorStore.from_documents([Document(TEXTS[n], id=n) for n in NAMES], WordEmbeddings())
-    source = LangChainStore(store)
+    source = StoreSource(store)
     assert isinstance(source, PassageSource)
     llm = NestLLM(engine=engine, source=source)
     for citation in llm.complete(QUESTIONS[0]).additional_kwargs["citations"]:
