@@ -13,7 +13,7 @@ from nest_engine import Citation, Generation, Stats, cli
 from nest_engine.errors import ContextOverflowError, ModelNotFoundError
 from nest_engine.generation import GenerationPiece
 from nest_engine.jsonl import Question
-from nest_engine.terminal import AnswerPrinter, make_writer, print_answer, quote, safe
+from nest_engine.rendering.terminal import AnswerPrinter, make_writer, print_answer, quote, safe
 
 
 def citation(number, start, end, text, document_start=None):
