@@ -7,6 +7,16 @@ from langchain_nest.chains import create_nest_chain
 from langchain_nest.chat_models import ChatNest
 from langchain_nest.citations import cited_documents, message_citations
 from langchain_nest.llms import NestLLM
+from langchain_nest.rendering import to_html, to_markdown
 from langchain_nest.retrievers import NestRetriever
 
-__all__ = ["ChatNest", "NestLLM", "NestRetriever", "cited_documents", "create_nest_chain", "message_citations"]
+__all__ = [
+    "ChatNest",
+    "NestLLM",
+    "NestRetriever",
+    "cited_documents",
+    "create_nest_chain",
+    "message_citations",
+    "to_html",
+    "to_markdown",
+]

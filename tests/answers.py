@@ -89,9 +89,11 @@ def hostile() -> Generation:
     bad = Passage(HOSTILE, title="</title><script>window.broken=4</script>\u202e", id='"><img src=x onerror=alert(1)>',
                   metadata={"url": link, "source": "data:text/html,<script>window.broken=5</script>"})  # fmt: skip
     worse = Passage(
-        "# Heading\n- item\n1. one\n===\n    code <script>\n> quote", title='" onmouseover="window.broken=6', id="worse",
+        "# Heading\n- item\n1. one\n===\n    code <script>\n> quote",
+        title='" onmouseover="window.broken=6',
+        id="worse",
         metadata={"url": 'https://example.org/"onmouseover="window.broken=7" <script>'},
-    )  # fmt: skip
+    )
     inner = HOSTILE.index("<script>")
     return answer_of(
         [bad, worse],

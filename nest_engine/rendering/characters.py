@@ -25,7 +25,7 @@ _SUSPECTS = regex.compile(
     rf"\r\n|[\p{{Cc}}\p{{Cf}}\p{{Cs}}\u2028\u2029\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0{_SELECTORS}--\t\n]",
     regex.VERSION1,
 )
-_RIGHT_TO_LEFT = regex.compile(r"[\p{Bidi_Class=R}\p{Bidi_Class=AL}]")
+_RIGHT_TO_LEFT = regex.compile(r"[\p{L}&&[\p{Bidi_Class=R}\p{Bidi_Class=AL}]]", regex.VERSION1)
 _FLAG_TAGS = regex.compile(rf"{_BLACK_FLAG}[{_TAGS}]+")
 _LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"
 # Signs that Unicode counts among the formatting characters, but which are seen: Arabic and Kaithi number signs.

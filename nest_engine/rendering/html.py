@@ -6,6 +6,7 @@ from documents but links that `safe_url` has passed.
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -21,6 +22,7 @@ _CARD_QUOTE = 480  # characters of a quote shown in a card; the list has all of 
 _LIST_QUOTE = 120
 _HIDDEN = f'<span class="nest-hidden" title="a hidden or unreadable character">{REPLACEMENT}</span>'
 _ELSEWHERE = 'target="_blank" rel="noopener noreferrer nofollow"'
+_BLANKS = re.compile(r"[ \t]{2}|\t|^[ \t]", re.MULTILINE)
 # Nothing is fetched and nothing runs, whatever a document may bring in. Styles are in the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _KIND_NOTES = {"copied": "Copied from", "matched": "The model’s own words, found in"}
@@ -77,7 +79,7 @@ def _answer(view: View, uid: str) -> str:
     caret = "" if view.is_complete else '<span class="nest-caret" aria-hidden="true"></span>'
     parts = [
         f'<div class="nest-answer" id="{uid}">',
-        f'<div class="nest-text" dir="auto">{_marked(view, uid)}{caret}</div>',
+        f'<div class="nest-text{_layout(view.text)}" dir="auto">{_marked(view, uid)}{caret}</div>',
         _sources(view, uid),
         _facts(view),
         "</div>",
@@ -95,6 +97,11 @@ def _text(text: str) -> str:
 
 def _escape(shown: str) -> str:
     return escape(shown.replace(DROPPED, "")).replace(REPLACEMENT, _HIDDEN)
+
+
+def _layout(text: str) -> str:
+    """A class for text whose blanks matter, such as code. In other text marks should not cover blanks at line ends."""
+    return " nest-laid-out" if _BLANKS.search(text) else ""
 
 
 def _marked(view: View, uid: str) -> str:
@@ -142,7 +149,7 @@ def _card(span: Span, source: Source) -> str:
         f'<span class="nest-card-kind">{_KIND_NOTES[span.kind]}</span> '
         f'<span class="nest-card-title">{_badge(source.number)}{_title(source)}</span>'
         f"{_excerpt(span.excerpt, _CARD_QUOTE)}"
-        f'<span class="nest-place">{_place(span)}</span>'
+        f'<span class="nest-place" dir="ltr">{_place(span)}</span>'
     )
 
 
@@ -156,7 +163,8 @@ def _excerpt(excerpt: Excerpt, limit: int) -> str:
     first = '<span class="nest-cut">…</span>' if excerpt.is_cut_before else ""
     last = '<span class="nest-cut">…</span>' if excerpt.is_cut_after else ""
     quote = f'<mark class="nest-quote">{_escape(head)}{gap}{_escape(rest)}</mark>'
-    return f'<span class="nest-context" dir="auto">{first}{_escape(shown[:start])}{quote}{_escape(shown[end:])}{last}</span>'
+    text = f"{first}{_escape(shown[:start])}{quote}{_escape(shown[end:])}{last}"
+    return f'<span class="nest-context{_layout(shown)}" dir="auto">{text}</span>'
 
 
 # --- sources and facts ----------------------------------------------------------------
@@ -190,7 +198,7 @@ def _quote(span: Span, uid: str) -> str:
     return (
         f'<li class="nest-item nest-{span.kind}" id="{uid}-source">'
         f'<details><summary><span class="nest-line">“<bdi>{line}</bdi>”</span> '
-        f'<span class="nest-place">{span.kind} · {_place(span)}</span></summary>'
+        f'<span class="nest-place" dir="ltr">{span.kind} · {_place(span)}</span></summary>'
         f"{_excerpt(span.excerpt, len(span.excerpt.quote))}</details>"
         f'<a class="nest-back" href="#{uid}" aria-label="Back to the answer, source {span.number}">↑</a></li>'
     )
