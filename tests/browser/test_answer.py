@@ -6,6 +6,7 @@ import os
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from PIL import Image
 
 from nest_engine.rendering import make_view, to_html, to_page, view_generation
 from nest_engine.rendering.characters import DROPPED, visible
@@ -111,7 +112,9 @@ def test_kinds_and_sources_are_told_apart_without_color(open_html):
 def test_a_hostile_document_is_inert_and_readable(open_html, scheme):
     page = open_html(page_of("hostile"), scheme=scheme, scripts=True)
     for number in page.locator(".nest-number a").all():
+        page.mouse.move(2, 2)  # out of the last card, which lies over what follows
         number.hover()
+    page.mouse.move(2, 2)
     for summary in page.locator("summary").all():
         summary.click()
     assert page.evaluate("window.broken") is None
@@ -146,7 +149,7 @@ def test_text_from_right_to_left(open_html):
     page = open_html(page_of("scripts"))
     area = box(page.locator(".nest-text"))
     first, third = box(page.locator("#nest-1-1 > mark")), box(page.locator("#nest-1-3 > mark"))
-    assert first["x"] > area["x"] + area["width"] / 3  # a Hebrew line is read from the right
+    assert first["x"] + first["width"] > area["x"] + area["width"] / 2  # a Hebrew line is read from the right
     assert third["x"] < area["x"] + area["width"] / 3  # an English one from the left
     page.locator("#nest-1-1 .nest-number a").focus()
     card = box(cards(page))
@@ -167,8 +170,11 @@ def test_the_selection_has_no_numbers(open_html):
 @pytest.mark.parametrize(("width", "scheme"), LOOKS)
 def test_axe_finds_no_serious_fault(open_html, name, width, scheme):
     page = open_html(page_of(name), width=width, scheme=scheme, scripts=True)
+    faults = Axe().run(page).response["violations"]  # without a card first, as it lies over other text
+    for summary in page.locator("summary").all():
+        summary.click()
     page.locator(".nest-number a").nth(1).focus()
-    faults = Axe().run(page).response["violations"]
+    faults += Axe().run(page).response["violations"]
     assert not [(f["id"], [n["html"] for n in f["nodes"]]) for f in faults if f["impact"] in ("serious", "critical")]
 
 
@@ -185,10 +191,14 @@ def test_nothing_sticks_out(open_html, name, width, scheme):
 
 
 def test_numbers_do_not_begin_lines(open_html):
-    for width in range(320, 620, 12):
-        page = open_html(page_of(), width=width)
-        for cite in page.locator(".nest-cite").all():
-            assert box(cite.locator(".nest-number"))["x"] > box(page.locator(".nest-text"))["x"] + 8
+    page = open_html(page_of(), scripts=True)
+    for width in range(320, 900, 12):
+        page.set_viewport_size({"width": width, "height": 800})
+        text = box(page.locator(".nest-text"))["x"]
+        assert (
+            page.locator(".nest-number").evaluate_all("all => Math.min(...all.map(e => e.getBoundingClientRect().x))")
+            > text + 8
+        )
 
 
 @pytest.mark.parametrize(("theme", "scheme"), [("true", "dark"), ("false", "light")])
@@ -200,12 +210,11 @@ def test_a_notebook_knows_better_than_the_system(open_html, theme, scheme):
 
 
 def test_the_style_stays_inside(open_html):
-    outside = (
-        "<!doctype html><title>x</title><p id=out>Text <mark>mark</mark> <a href='#x'>link</a><ul><li>item</ul></p>"
-    )
-    look = "() => [...document.querySelectorAll('body, body > p, body > p *, body > ul *')]"
-    look += ".map(e => JSON.stringify(Object.fromEntries([...getComputedStyle(e)].filter(n => !/size|height|origin/.test(n))"
-    look += ".map(n => [n, getComputedStyle(e)[n]]))))"
+    outside = "<!doctype html><title>x</title><p>Text <mark>mark</mark> <a href='#x'>link</a></p><ul><li>item</ul>"
+    look = """() => [...document.querySelectorAll("body, p:not([class]), p:not([class]) *, body > ul *")].map(e => {
+        const style = getComputedStyle(e);
+        return [...style].filter(name => !/size|height|origin/.test(name)).map(name => name + style[name]);
+    })"""
     before = open_html(outside, scripts=True).evaluate(look)
     after = open_html(outside + island().to_html(page=False), scripts=True).evaluate(look)
     assert before == after
@@ -235,4 +244,5 @@ def test_pictures(open_html, tmp_path, width, scheme):
     height = min(page.locator("main").bounding_box()["height"] + 60, 1400)
     left, right = (0, width) if width < 800 else (240, 1040)
     page.screenshot(path=file, full_page=True, clip={"x": left, "y": 0, "width": right - left, "height": height})
-    assert file.stat().st_size < 200_000
+    Image.open(file).quantize(256, Image.Quantize.FASTOCTREE).save(file, optimize=True)  # a third of the size
+    assert file.stat().st_size < 60_000

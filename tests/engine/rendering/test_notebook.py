@@ -1,5 +1,6 @@
 """A streamed answer grows in place; IPython is only asked for when it is used."""
 
+import itertools
 import sys
 import types
 
@@ -52,7 +53,7 @@ def test_the_answer_grows_in_place(handles):
     texts = [read_html(picture).text for picture in handle.pictures]
     assert texts[0] == ""
     assert texts[-1] == generation.text
-    assert all(later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(earlier) for earlier, later in itertools.pairwise(texts))
     assert len({picture.split('id="')[1].split('"')[0] for picture in handle.pictures}) == 1
     middle = read_html(handle.pictures[len(texts) // 2])
     assert middle.numbers
