@@ -47,9 +47,10 @@ def to_view(response: Any) -> View:
     """
     metadata: Mapping[str, Any] = response.metadata or {}
     text = metadata.get("text")
+    if not isinstance(text, str):
+        text = str(response.response or "") if hasattr(response, "response") else str(response)
     return make_view(
-        # The answer without the marks of `markers=True`: citations count its characters.
-        text if isinstance(text, str) else str(response.response or ""),
+        text,  # the answer without the marks of `markers=True`: citations count its characters
         [Citation(**citation) for citation in metadata.get("citations") or ()],
         [passage for node in response.source_nodes if (passage := _to_passage(node)) is not None],
         metadata.get("stats"),

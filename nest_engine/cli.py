@@ -232,18 +232,19 @@ def _answer_all(
     answer = _print_json if chosen.json else _print_answer
     answers: list[tuple[str, Generation]] = []
     code = 0
-    for question in questions:
-        try:
-            generation = answer(question, engine, source)
-        except NestError as error:
-            if chosen.debug:
-                raise
-            _complain(error, question)
-            code = 2
-        else:
-            if generation is not None and (chosen.html or chosen.markdown):
-                answers.append((question.text, generation))
-                _write_files(answers, chosen)
+    try:
+        for question in questions:
+            try:
+                generation = answer(question, engine, source)
+            except NestError as error:
+                if chosen.debug:
+                    raise
+                _complain(error, question)
+                code = 2
+            else:
+                answers += [(question.text, generation)] if generation is not None else []
+    finally:  # also after Ctrl-C: what has been answered is kept
+        _write_files(answers, chosen)
     return code
 
 
@@ -263,7 +264,9 @@ def _check_files(chosen: argparse.Namespace) -> None:
 
 
 def _write_files(answers: Sequence[tuple[str, Generation]], chosen: argparse.Namespace) -> None:
-    """Write the answers so far as HTML and Markdown, so that a run that is interrupted loses none."""
+    """Write the answers as HTML and Markdown, where that is asked for."""
+    if not answers or not (chosen.html or chosen.markdown):
+        return
     from nest_engine.rendering import to_markdown_document, to_page, view_generation
 
     views = [(question, view_generation(generation)) for question, generation in answers]
