@@ -17,7 +17,7 @@ NASTY = st.lists(
     st.sampled_from([
         "<script>", "</span>", "</div>", "<!--", "-->", "&lt;", "&#0;", "&", '"', "'", "<img src=x onerror=alert(1)>",
         "javascript:alert(1)", "https://example.org/", "](", "\r\n", "\r", "\n", "  ", "\t", "\x00", "\x1b", "\u202e",
-        "\u2066", "\u200b", "\u200d", "\ufeff", "e\u0301", "\u0301", "👨‍👩‍👧", "🏽", "א", "ب", "漢", "word ",
+        "\u2066", "\u200b", "\u200d", "\ufeff", "e\u0301", "\u0301", "👨‍👩‍👧", "🏽", "א", "ب", "漢", "word ", "\\", "!",
         "]]>", "\ud83d",
     ]),
     min_size=1, max_size=12,
@@ -110,6 +110,13 @@ def test_the_number_is_told_and_the_kind():
     assert "The model’s own words, found in" in read.cards
     assert "71% of 58 tokens copied" in read.shown
     assert "prove" not in read.shown + read.cards
+
+
+def test_numbers_stand_behind_whole_characters():
+    """A span that ends inside a character keeps its range; its number waits for the accent."""
+    html = to_html(view_generation(scripts()), uid="u")
+    assert '<mark class="nest-quote">The cafe</mark>\u0301<sup' in html
+    assert "👨</mark>\u200d👩\u200d👧\u200d👦<sup" in html
 
 
 def test_jumps_lead_there_and_back():

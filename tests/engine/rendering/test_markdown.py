@@ -91,6 +91,12 @@ def test_a_mark_is_no_link_where_footnotes_are_unknown():
     assert "[^1]\\(javascript" in generation.to_markdown()
 
 
+def test_backslashes_and_exclamation_marks():
+    generation = answer_of([Passage("wow!", title="\\")], [(0, 0, 4), " \\*a\\_ !", (0, 0, 3), "!"])
+    assert generation.to_markdown().startswith("wow\\![^1] \\\\\\*a\\\\\\_ !wow[^1]\\!\n")
+    assert "**\\\\**" in generation.to_markdown()
+
+
 def test_labels_of_several_answers_differ():
     views = [("One?", view_generation(island())), ("Two*", view_generation(island()))]
     document = to_markdown_document(views)
