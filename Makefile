@@ -19,7 +19,7 @@ INPUT := pyproject.toml $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-stores soak setup-demo setup-dev lint format clean
+.PHONY: help demo test test-stores test-browser soak setup-demo setup-dev lint format clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -37,6 +37,10 @@ test: setup-dev ## every check: lint, format, types, import contracts, tests
 test-stores: setup-dev ## both adapters over every supported vector store (large packages)
 	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,stores]'
 	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores tests/llama_index/stores $(ARGS)
+
+test-browser: setup-dev ## answers in a real browser (apt-get install chromium, or CHROMIUM=/its/path)
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,browser]'
+	NEST_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 soak: setup-dev ## the long versions of some tests
 	NEST_SOAK=1 $(BIN)/python -m pytest tests/engine/test_lossless.py $(ARGS)

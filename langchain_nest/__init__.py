@@ -7,6 +7,7 @@ from langchain_nest.chains import create_nest_chain
 from langchain_nest.chat_models import ChatNest
 from langchain_nest.citations import cited_documents, message_citations
 from langchain_nest.llms import NestLLM
+from langchain_nest.rendering import to_html, to_markdown
 from langchain_nest.retrievers import NestRetriever
 from langchain_nest.sources import StoreSource
 
@@ -18,4 +19,6 @@ __all__ = [
     "cited_documents",
     "create_nest_chain",
     "message_citations",
+    "to_html",
+    "to_markdown",
 ]

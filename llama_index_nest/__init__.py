@@ -7,6 +7,7 @@ from llama_index_nest.chat_engine import NestChatEngine
 from llama_index_nest.citations import CitedNode, add_markers
 from llama_index_nest.llms import NestLLM
 from llama_index_nest.query_engine import NestQueryEngine, NestSynthesizer
+from llama_index_nest.rendering import to_html, to_markdown
 from llama_index_nest.sources import (
     IndexSource,
     NestRetriever,
@@ -28,5 +29,7 @@ __all__ = [
     "RetrieverSource",
     "VectorStoreSource",
     "add_markers",
+    "to_html",
+    "to_markdown",
     "to_source",
 ]

@@ -106,6 +106,7 @@ def _demo(chosen: argparse.Namespace) -> int:
     """Answer questions from the Python language reference."""
     from nest_engine.python_reference import python_passages
 
+    _check_files(chosen)
     config = _config(chosen)
     if chosen.store is None:
         chosen.store = nest_home() / "keys"  # the second run finds its keys there
@@ -119,6 +120,7 @@ def _demo(chosen: argparse.Namespace) -> int:
 
 def _ask(chosen: argparse.Namespace) -> int:
     """Answer questions from the user's documents or passages."""
+    _check_files(chosen)
     config = _config(chosen)
     questions = _questions(chosen)
     passages = _passages(chosen, config)
@@ -228,31 +230,61 @@ def _answer_all(
 ) -> int:
     """Answer questions one after the other. One that fails is reported, and the others are still answered."""
     answer = _print_json if chosen.json else _print_answer
+    answers: list[tuple[str, Generation]] = []
     code = 0
-    for question in questions:
-        try:
-            answer(question, engine, source)
-        except NestError as error:
-            if chosen.debug:
-                raise
-            _complain(error, question)
-            code = 2
+    try:
+        for question in questions:
+            try:
+                generation = answer(question, engine, source)
+            except NestError as error:
+                if chosen.debug:
+                    raise
+                _complain(error, question)
+                code = 2
+            else:
+                answers += [(question.text, generation)] if generation is not None else []
+    finally:  # also after Ctrl-C: what has been answered is kept
+        _write_files(answers, chosen)
     return code
 
 
-def _print_answer(question: Question, engine: NestEngine, source: Source | None) -> None:
-    from nest_engine.terminal import make_writer, print_answer
+def _print_answer(question: Question, engine: NestEngine, source: Source | None) -> Generation | None:
+    from nest_engine.rendering.terminal import make_writer, print_answer
 
     write = make_writer(sys.stdout)
     write(f"\nQ: {question.text}\n\n", "bold")
-    print_answer(engine.stream(question.text, source=source), write)
+    return print_answer(engine.stream(question.text, source=source), write)
 
 
-def _print_json(question: Question, engine: NestEngine, source: Source | None) -> None:
+def _check_files(chosen: argparse.Namespace) -> None:
+    """Refuse files that cannot be written, before an answer has been waited for."""
+    for path in (chosen.html, chosen.markdown):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ConfigError(f"cannot write {path}: give a file in a folder that exists")
+
+
+def _write_files(answers: Sequence[tuple[str, Generation]], chosen: argparse.Namespace) -> None:
+    """Write the answers as HTML and Markdown, where that is asked for."""
+    if not answers or not (chosen.html or chosen.markdown):
+        return
+    from nest_engine.rendering import to_markdown_document, to_page, view_generation
+
+    views = [(question, view_generation(generation)) for question, generation in answers]
+    for path, write in ((chosen.html, to_page), (chosen.markdown, to_markdown_document)):
+        if path is None:
+            continue
+        try:
+            path.write_text(write(views), encoding="utf-8", newline="\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _print_json(question: Question, engine: NestEngine, source: Source | None) -> Generation:
     # Whatever a library may print must not get between the objects.
     with contextlib.redirect_stdout(sys.stderr):
         generation = engine.generate(question.text, source=source)
     print(json.dumps(to_row(question, generation), ensure_ascii=False), flush=True)
+    return generation
 
 
 def to_row(question: Question, generation: Generation) -> dict[str, Any]:
@@ -351,6 +383,7 @@ def _add_demo(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     demo = commands.add_parser("demo", help="questions about Python, answered from its language reference")
     demo.add_argument("--question", "-q", action="append", metavar="TEXT", help="ask this; may be repeated")
     demo.add_argument("--interactive", "-i", action="store_true", help="then ask for more questions")
+    _add_files(demo)
     _add_common(demo)
     demo.set_defaults(run=_demo)
 
@@ -360,6 +393,7 @@ def _add_ask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     ask.add_argument("question", nargs="?", metavar="QUESTION", help="the question")
     ask.add_argument("--questions", type=Path, metavar="FILE.jsonl", help='one {"id", "question"} a line')
     _add_texts(ask)
+    _add_files(ask)
     _add_common(ask)
     ask.set_defaults(run=_ask)
 
@@ -403,6 +437,11 @@ def _add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passage-words", type=int, default=150, metavar="N", help="split --docs at N words (150)")
     parser.add_argument("--encoding", metavar="NAME", help="encoding of text files (by default detected)")
     parser.add_argument("--skip-unreadable", action="store_true", help="warn about unreadable files and go on")
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the answers as a page, sources on hover")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the answers as Markdown with footnotes")
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:

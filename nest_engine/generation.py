@@ -103,6 +103,30 @@ class Generation:
             "stats": self.stats.to_dict(),
         }
 
+    def to_html(self, *, title: str = "", page: bool = True) -> str:
+        """The answer as HTML, with what was copied marked and its sources on hover and focus.
+
+        It works without scripts and without network; everything from documents is escaped.
+
+        Args:
+            title: A heading, such as the question.
+            page: Whether to write a whole document, for a file; else a piece of one, without heading.
+        """
+        from nest_engine.rendering import to_html, to_page, view_generation
+
+        view = view_generation(self)
+        return to_page([(title, view)]) if page else to_html(view)
+
+    def to_markdown(self) -> str:
+        """The answer as Markdown, with a footnote for each source."""
+        from nest_engine.rendering import to_markdown, view_generation
+
+        return to_markdown(view_generation(self))
+
+    def _repr_html_(self) -> str:
+        """The answer as notebooks show it."""
+        return self.to_html(page=False)
+
 
 @dataclass(frozen=True)
 class GenerationPiece:

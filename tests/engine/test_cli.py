@@ -13,7 +13,7 @@ from nest_engine import Citation, Generation, Stats, cli
 from nest_engine.errors import ContextOverflowError, ModelNotFoundError
 from nest_engine.generation import GenerationPiece
 from nest_engine.jsonl import Question
-from nest_engine.terminal import AnswerPrinter, make_writer, print_answer, quote, safe
+from nest_engine.rendering.terminal import AnswerPrinter, make_writer, print_answer, quote, safe
 
 
 def citation(number, start, end, text, document_start=None):
@@ -265,6 +265,7 @@ def test_streaming_is_the_same_however_it_is_cut():
 
 def test_documents_cannot_send_control_sequences():
     assert safe("a\x1b[31mb\x07\x9b\r\nc\td") == "a\ufffd[31mb\ufffd\ufffd\nc\td"
+    assert safe("\u202egnp.exe\u2069") == "\ufffdgnp.exe\ufffd"
 
 
 def test_quotes_are_short():
@@ -284,6 +285,36 @@ def test_color_on_a_terminal():
     print_answer(pieces(), make_writer(out))
     assert "[1]" in out.getvalue()
     assert "潮水" in out.getvalue()
+
+
+# --- files ----------------------------------------------------------------------------
+
+
+def test_answers_as_a_page_and_as_markdown(tmp_path, passages, capsys):
+    html, markdown = tmp_path / "answer.html", tmp_path / "answer.md"
+    given = ["--passages", passages, "--source", "bm25", "--quiet", "--html", str(html), "--markdown", str(markdown)]
+    assert ask("Why?", *given) == 0
+    assert "Q: Why?" in capsys.readouterr().out
+    page = html.read_text("utf-8")
+    assert "<title>Why?</title>" in page
+    assert '<mark class="nest-quote">潮水</mark>' in page
+    assert markdown.read_text("utf-8").startswith("# Why?\n\nThe tide rises twice.[^1] 潮水[^2]\n")
+
+
+@pytest.mark.parametrize(("second", "code"), [("too long", 2), ("interrupt", 130), ("When?", 0)])
+def test_answers_of_many_questions_are_one_page(tmp_path, passages, second, code, capsys):
+    questions, html = tmp_path / "q.jsonl", tmp_path / "answers.html"
+    questions.write_text("\n".join(json.dumps({"id": q, "question": q}) for q in ("Why?", second)))
+    given = ["--questions", str(questions), "--passages", passages, "--source", "bm25", "--json", "--quiet"]
+    assert ask(*given, "--html", str(html)) == code
+    assert html.read_text("utf-8").count("<h1") == (1 if code else 2)
+
+
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path, passages, capsys):
+    for path in (tmp_path, tmp_path / "none" / "answer.html"):
+        assert ask("Why?", "--passages", passages, "--quiet", "--html", str(path)) == 2
+        assert "cannot write" in capsys.readouterr().err
+    assert not FakeEngine.made
 
 
 # --- demo -----------------------------------------------------------------------------

@@ -8,13 +8,16 @@ from typing import TextIO
 
 from nest_engine.citations.citation import Citation
 from nest_engine.generation import Generation, GenerationPiece
+from nest_engine.rendering.view import view_generation
 
 Write = Callable[[str, str], None]
 """Takes text and the name of a style of rich ("" for none)."""
 
 _QUOTE_CHARACTERS = 200
 # Escape sequences in a document must not reach the terminal; each becomes one visible character, so places stay.
-_CONTROLS = {code: "\ufffd" for code in [*range(0x20), *range(0x7F, 0xA0)] if code not in (0x09, 0x0A)}
+# So does what reorders a line: overrides of the writing direction.
+_OVERRIDES = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_CONTROLS = {code: "\ufffd" for code in [*range(0x20), *range(0x7F, 0xA0), *_OVERRIDES] if code not in (0x09, 0x0A)}
 
 
 def make_writer(stream: TextIO) -> Write:
@@ -116,29 +119,27 @@ def quote(text: str, limit: int = _QUOTE_CHARACTERS) -> str:
 
 def print_facts(generation: Generation, write: Write) -> None:
     """Print one line of statistics."""
-    stats = generation.stats
-    facts = [
-        f"mode {stats.mode}",
-        f"{stats.attributed_tokens / stats.tokens if stats.tokens else 0:.0%} of {stats.tokens} tokens copied",
-        f"{stats.tokens / stats.lm_calls if stats.lm_calls else 0:.1f} tokens per LM call",
-        f"{stats.seconds.total:.1f} s",
-    ]
-    if generation.finish_reason == "length":
-        facts.append("cut at the token limit")
-    write(" · ".join(facts) + "\n", "dim")
+    facts = view_generation(generation).facts
+    write(" · ".join(facts.to_lines() if facts else []) + "\n", "dim")
 
 
-def print_answer(pieces: Iterable[GenerationPiece], write: Write) -> None:
+def print_answer(pieces: Iterable[GenerationPiece], write: Write) -> Generation | None:
     """Print an answer as it comes, then its sources and one line of facts.
 
     Args:
         pieces: From `NestEngine.stream`.
         write: From `make_writer`.
+
+    Returns:
+        The whole answer; None where the stream was stopped before its end.
     """
     printer = AnswerPrinter(write)
+    generation = None
     for piece in pieces:
         printer.add(piece)
         if piece.generation is not None:
             write("\n\n", "")
             print_sources(piece.generation, write)
             print_facts(piece.generation, write)
+            generation = piece.generation
+    return generation
