@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 from langchain_core.messages import BaseMessage
 from langchain_core.messages.content import Citation as StandardCitation
@@ -62,7 +62,7 @@ def _is_ours(citation: StandardCitation) -> bool:
 
 
 def _to_citation(citation: StandardCitation) -> Citation:
-    extras = cast("dict[str, Any]", citation.get("extras") or {})
+    extras: dict[str, Any] = citation.get("extras") or {}
     name = str(extras.get("document_id") or "")
     return Citation(
         number=extras["number"],

@@ -39,10 +39,12 @@ def test_packages_are_typed_and_packaged():
         assert ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text()))
 
 
-def test_ci_runs_make_test():
+def test_ci_runs_every_tier():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text().rstrip().endswith("exec make test")
+    commands = script.read_text().splitlines()
+    assert "set -euo pipefail" in commands
+    assert {"make test", "make test-stores", "make test-browser"} <= set(commands)
 
 
 def calls(path):
