@@ -16,6 +16,7 @@ Mode = Literal["lm", "ra", "knn-lm", "nest", "ra-nest", "lossless"]
 KeyTransform = Literal["none", "standardize", "pca"]
 KeyFormat = Literal["float16", "float32", "int8", "pca"]
 Datastore = Literal["passages", "global"]
+SpanStart = Literal["neighbor", "sentence"]
 
 
 def _setting(default: Any, help: str, unit: str = "") -> Any:
@@ -65,6 +66,11 @@ class NestConfig:
 
     delta: float = _setting(0.5, "a span starts only where lambda is at most this (Eq. 5)")
     span_tokens: int = _setting(64, "longest draft (the paper's n)", "tokens")
+    span_start: SpanStart = _setting(
+        "neighbor",
+        "where spans start: at the nearest neighbor with the chosen token as value (Eq. 5), or, where a sentence "
+        "begins, at the retrieved sentence that shares most with the question ('sentence')",
+    )
     gamma: float = _setting(5e-4, "leniency of the verification: smaller accepts more (Eq. 7)")
     end_probability: float | None = _setting(
         None, "p_LM of the end token at which a copied sentence ends the answer; None: where it is the likeliest"
@@ -211,6 +217,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "knn_weight": _share("a weight"),
     "delta": _share("a threshold"),
     "span_tokens": _count(1),
+    "span_start": _choice(SpanStart),
     "gamma": (lambda v: _real(v) and 0 < v <= 1, "above 0 and at most 1"),
     "end_probability": (lambda v: v is None or (_real(v) and 0 < v <= 1), "None, or above 0 and at most 1"),
     "draft_chunk": _optional_count(1),
@@ -233,7 +240,13 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-ra-nest": {**_PAPER, "gamma": 5e-1, "mode": "ra-nest"},
     "paper-legal": {**_PAPER, "alpha": 0.2, "gamma": 5e-4},
     # The best measured row of our own probe: docs/concepts.md tells what the others did.
-    "smollm2-135m-instruct": {**_PAPER, "gamma": 5e-2, "top_passages": 5, "end_probability": 0.05},
+    "smollm2-135m-instruct": {
+        **_PAPER,
+        "gamma": 5e-2,
+        "top_passages": 5,
+        "end_probability": 0.02,
+        "span_start": "sentence",
+    },
 }
 """Named settings: the paper's (section 8 of its appendix) and those measured for a model."""
 

@@ -213,7 +213,7 @@ class NestEngine:
             found = self._retrieve(call, source, passages)
         prompt = self._build_prompt(call, found)
         with clock.measure("encode"):
-            index = self._open(opened, call.config, found, source)
+            index = self._open(opened, call, found, source)
         refresh = self._make_refresh(call.config, opened, source)
         loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
         transcript = self._make_transcript(opened, call.config)
@@ -225,16 +225,17 @@ class NestEngine:
         yield GenerationPiece(last.text, last.citations, generation)
 
     def _open(
-        self, opened: OpenPassages, config: NestConfig, found: Sequence[ScoredPassage], source: PassageSource | None
+        self, opened: OpenPassages, call: _Call, found: Sequence[ScoredPassage], source: PassageSource | None
     ) -> TokenIndex | None:
         """The datastore of a call: over the passages found, or over all of the source's."""
+        config = call.config
         texts = [scored.passage for scored in found]
         if config.datastore == "global" and config.uses_keys and source is not None:
             count = len(list_passages(source))
             with self._encoding_bar(count) as report:
                 return opened.add_collection(source, report)
         with self._encoding_bar(len(texts) if config.uses_keys else 0) as report:
-            return opened.add(texts, report)
+            return opened.add(texts, report, call.query)
 
     def _make_refresh(self, config: NestConfig, opened: OpenPassages, source: PassageSource | None) -> Refresh | None:
         """What the loop calls to search passages again with the latest text."""
@@ -246,7 +247,7 @@ class NestEngine:
             if not latest:
                 return None
             found = _distinct(_relevant(search(source, latest, config.top_passages), config.min_relevance, source))
-            return opened.add([scored.passage for scored in found])
+            return opened.add([scored.passage for scored in found], query=latest)
 
         return refresh
 

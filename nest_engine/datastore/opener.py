@@ -14,6 +14,7 @@ from nest_engine.config import KeyTransform as KeyTransformName
 from nest_engine.datastore.codec import KeyCodec
 from nest_engine.datastore.encoded import EncodedPassage
 from nest_engine.datastore.encoder import PassageEncoder
+from nest_engine.datastore.relevance import rank_sentences
 from nest_engine.datastore.sentences import sentence_ends
 from nest_engine.datastore.statistics import load_codec, load_transform, sample_passages
 from nest_engine.datastore.store import KeyStore, get_or_encode
@@ -142,12 +143,13 @@ class OpenPassages:
         self.token_ends: list[NDArray[np.int32]] = []
         self._numbers: dict[tuple[str, str, str], int] = {}
 
-    def add(self, passages: Sequence[Passage], report: Report | None = None) -> TokenIndex | None:
+    def add(self, passages: Sequence[Passage], report: Report | None = None, query: str = "") -> TokenIndex | None:
         """Open an index over some passages; those seen before keep their numbers.
 
         Args:
             passages: The passages to search in from now on.
             report: Called while they are encoded.
+            query: What the sentences are ranked for, where spans start at sentences.
 
         Returns:
             The index, or None in a mode that needs none.
@@ -163,7 +165,10 @@ class OpenPassages:
         else:
             encoded = self._opener.tokenize(passages, self._config)
         numbers = [self._number(p, e) for p, e in zip(passages, encoded, strict=True)]
-        return self._opener.index(passages, encoded, self._config, numbers)
+        index = self._opener.index(passages, encoded, self._config, numbers)
+        if self._config.span_start == "sentence" and self._config.uses_keys:
+            index.sentences = rank_sentences(passages, [e.ends for e in encoded], numbers, query)
+        return index
 
     def add_collection(self, source: PassageSource, report: Report | None = None) -> TokenIndex:
         """Open the index over all passages of a source."""

@@ -30,6 +30,21 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Sentence:
+    """A sentence of a passage.
+
+    Attributes:
+        passage: Number of the passage.
+        start: Position of its first token.
+        end: Position behind its last token.
+    """
+
+    passage: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Neighbors:
     """The entries nearest to some queries.
 
@@ -46,6 +61,9 @@ class TokenIndex:
     """Exact search over the entries of some passages; entries can be masked.
 
     An entry is numbered in the order of the passages, then of the tokens.
+
+    Attributes:
+        sentences: Sentences that answer the question, the best first, where they are ranked.
     """
 
     def __init__(
@@ -84,6 +102,7 @@ class TokenIndex:
         values = np.concatenate([p.token_ids[p.first :] for p in passages] or [np.zeros(0, np.int32)])
         self.values = torch.from_numpy(values.astype(np.int64)).to(device)
         self.vocabulary, self.slots = torch.unique(self.values, return_inverse=True)
+        self.sentences: Sequence[Sentence] = ()
         self.version = 0
         self._unmask()
 
@@ -168,6 +187,11 @@ class TokenIndex:
         """Whether the entry whose value stands at a place is masked."""
         entry = self.entry(place)
         return entry is not None and entry in self._masked_entries
+
+    def is_untouched(self, sentence: Sentence) -> bool:
+        """Whether no entry with a value in a sentence is masked."""
+        places = (Place(sentence.passage, position) for position in range(sentence.start, sentence.end))
+        return not any(map(self.is_masked, places))
 
     def mask(self, places: Sequence[Place]) -> None:
         """Never find the entries whose values stand at these places again."""

@@ -23,8 +23,8 @@ class Start:
 
     Attributes:
         place: Where its first token stands.
-        with_chosen: Whether that token is the chosen one, which needs no verification, or the
-            one behind it, which does.
+        with_chosen: Whether that token takes the place of the chosen one and needs no verification,
+            or comes behind it and does.
     """
 
     place: Place
@@ -34,14 +34,15 @@ class Start:
 class Drafter(Protocol):
     """Proposes where to copy from and learns from what became of it."""
 
-    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
-        """Where a span starts that begins with the chosen token or behind it, if one is worth trying.
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
+        """Where a span starts, at the chosen token's position or behind it, if one is worth trying.
 
         Args:
             token: The token that was chosen.
             mixture: p_M at the position it was chosen for.
             row: That position's row in the mixture.
             text: The tokens before it, those of the prompt included.
+            begins: Whether a sentence begins with it: the answer's first, or one behind a copied one.
         """
         ...
 
@@ -83,12 +84,33 @@ class NeighborDrafter(AdaptiveChunk):
         self._index = index
         self._delta = config.delta
 
-    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
         """The place of the nearest neighbor: see `Drafter.start`."""
         if float(mixture.weights[row]) > self._delta:
             return None
         entry = mixture.nearest_with(token, row)
         return None if entry is None else Start(self._index.place(entry), with_chosen=True)
+
+
+class SentenceDrafter(NeighborDrafter):
+    """Where a sentence begins, starts at the best ranked one that was not copied from yet; else at a neighbor.
+
+    Like the neighbor's, such a start is taken only where lambda is at most delta.
+    """
+
+    def __init__(self, index: TokenIndex, config: NestConfig) -> None:
+        """Draft from `index`, whose sentences are ranked."""
+        super().__init__(index, config)
+        self._waiting = list(index.sentences)
+
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
+        """The start of a sentence, or the place of the nearest neighbor: see `Drafter.start`."""
+        if begins and float(mixture.weights[row]) <= self._delta:
+            while self._waiting:
+                sentence = self._waiting.pop(0)
+                if self._index.is_untouched(sentence):
+                    return Start(Place(sentence.passage, sentence.start), with_chosen=True)
+        return super().start(token, mixture, row, text, begins=begins)
 
 
 class SuffixDrafter(AdaptiveChunk):
@@ -100,7 +122,7 @@ class SuffixDrafter(AdaptiveChunk):
         self._lengths = {number: len(ids) for number, ids in index.token_ids.items()}
         self._suffixes = SuffixIndex(index.token_ids)
 
-    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int]) -> Start | None:
+    def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
         """The place behind the longest match: see `Drafter.start`."""
         match = self._suffixes.match([*text[-_LONGEST_SUFFIX:], token], _SHORTEST_SUFFIX)
         if match is None or match.place.position + 1 == self._lengths[match.place.passage]:
@@ -112,4 +134,6 @@ def make_drafter(index: TokenIndex | None, config: NestConfig) -> Drafter | None
     """The drafter of a mode, if it has one."""
     if index is None or not config.uses_spans:
         return None
-    return SuffixDrafter(index, config) if config.mode == "lossless" else NeighborDrafter(index, config)
+    if config.mode == "lossless":
+        return SuffixDrafter(index, config)
+    return SentenceDrafter(index, config) if index.sentences else NeighborDrafter(index, config)

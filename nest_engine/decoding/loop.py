@@ -134,7 +134,10 @@ class DecodeLoop:
         """Choose a token; emit it alone, or as the start of a span (Eq. 5 and 6)."""
         mixture, row = self._mix()
         token = self._choose(mixture, row)
-        start = self._drafter.start(token, mixture, row, self.reader.tokens) if self._drafter else None
+        start = None
+        if self._drafter is not None:
+            begins = self._position == 0 or self._sentence_ended
+            start = self._drafter.start(token, mixture, row, self.reader.tokens, begins=begins)
         if start is None or not start.with_chosen or token in self._end_ids:
             yield self._emit_own(token, mixture, row)
         if start is not None and self._index is not None:

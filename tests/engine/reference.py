@@ -154,12 +154,42 @@ class Reference:
             return None, math.inf
         if d.weight > self.config.delta:
             return None, margin
+        while self.waiting and (not self.out or self.sentence_ended):
+            number, start, end = self.waiting.pop(0)
+            if not any((number, position) in self.masked for position in range(start, end)):
+                return (number, start), margin
         matching = [(distance, i) for distance, i in d.neighbors if self.entries[i].value == token]
         if not matching:
             return None, margin
         if len(matching) > 1:
             margin = min(margin, matching[1][0] / max(matching[0][0], 1e-300) - 1)
         return self.entries[min(matching)[1]].place, margin
+
+    def rank(self, passages: Sequence[Passage], query: str) -> list[tuple[int, int, int]]:
+        """Sentences (passage, first token, token behind the last) that share enough with the query, best first."""
+        sentences, words, ranks = [], [], []
+        for number, passage in enumerate(passages):
+            _, ends = self.encode_text(passage.text)
+            start = 0
+            for position, end in enumerate(ends):
+                if self.sentence_ends[number][position] or position == len(ends) - 1:
+                    sentences.append((number, start, position + 1))
+                    text = passage.text[ends[start - 1] if start else 0 : end]
+                    words.append([word[:5] for word in re.findall(r"\w+", text.casefold())])
+                    ranks.append(number)
+                    start = position + 1
+        weights = {}
+        for word in {word[:5] for word in re.findall(r"\w+", query.casefold())}:
+            holders = sum(word in found for found in words)
+            if holders:
+                weights[word] = math.log(1 + len(words) / holders)
+        mean = sum(map(len, words)) / len(words)
+        scored = []
+        for i, found in enumerate(words):
+            share = sum(weights[word] for word in weights if word in found) / sum(weights.values()) if weights else 0
+            if share >= 0.3:
+                scored.append((-share / (0.8 + 0.2 * len(found) / mean) + 0.05 * ranks[i], i))
+        return [sentences[i] for _, i in sorted(scored)]
 
     def accepts(self, d: Distribution, token: int, position: int) -> tuple[bool, float]:
         if self.config.mode == "lossless":
@@ -173,8 +203,9 @@ class Reference:
 
     # Algorithm 1
 
-    def generate(self, prompt: list[int], passages: Sequence[Passage]) -> list[Emitted]:
+    def generate(self, prompt: list[int], passages: Sequence[Passage], query: str = "") -> list[Emitted]:
         self.open(passages)
+        self.waiting = self.rank(passages, query) if self.config.span_start == "sentence" else []
         self.prompt, self.out, self.masked = prompt, [], set()
         self.sentence_ended = False
         self.ended = False
@@ -184,9 +215,12 @@ class Reference:
 
     def next_distribution(self) -> Distribution | None:
         d = self.distribution(self.prompt + [e.token for e in self.out], self.masked)
-        if self.sentence_ended and self.config.mode != "lossless" and int(d.p_lm.argmax()) in self.end_ids:
-            self.ended = True
-            return None
+        if self.sentence_ended and self.config.mode != "lossless":
+            least = self.config.end_probability
+            likely = least is not None and float(d.p_lm[list(self.end_ids)].sum()) >= least
+            if likely or int(d.p_lm.argmax()) in self.end_ids:
+                self.ended = True
+                return None
         return d
 
     def emit_own(self, d: Distribution, margin: float = math.inf) -> None:

@@ -11,30 +11,32 @@ from nest_engine.decoding.loop import DecodeLoop, Emission
 from tests.engine.reference import Emitted, Reference
 
 
-def open_index(engine: NestEngine, passages: Sequence[Passage], config: NestConfig | None = None) -> TokenIndex | None:
+def open_index(
+    engine: NestEngine, passages: Sequence[Passage], config: NestConfig | None = None, query: str = ""
+) -> TokenIndex | None:
     """The datastore that the engine would open for some passages."""
-    return OpenPassages(engine._opener, config or engine.config).add(passages)
+    return OpenPassages(engine._opener, config or engine.config).add(passages, query=query)
 
 
 def run_loop(
-    engine: NestEngine, prompt: list[int], passages: Sequence[Passage], **settings
+    engine: NestEngine, prompt: list[int], passages: Sequence[Passage], query: str = "", **settings
 ) -> tuple[list[Emission], DecodeLoop]:
     """Emissions for a prompt of token ids, and the loop with its counts."""
     config = engine.config.replace(**settings)
-    index = open_index(engine, passages, config)
+    index = open_index(engine, passages, config, query)
     loop = DecodeLoop(engine.model.lm, prompt, index, config)
     return list(loop.run()), loop
 
 
 def run_reference(
-    engine: NestEngine, feed_forward, prompt: list[int], passages: Sequence[Passage], **settings
+    engine: NestEngine, feed_forward, prompt: list[int], passages: Sequence[Passage], query: str = "", **settings
 ) -> list[Emitted]:
     """The same by the plain reference."""
     config = engine.config.replace(**settings)
     reference = Reference(
         engine.model.lm._model, engine.model.tokenizer._tokenizer, feed_forward, config, engine.model.tokenizer.prefix
     )
-    return reference.generate(prompt, passages)
+    return reference.generate(prompt, passages, query)
 
 
 def tokens_and_places(run: Sequence[Emission | Emitted]) -> list[tuple[int, tuple[int, int] | None]]:

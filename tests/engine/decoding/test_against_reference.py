@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from nest_engine import Passage
+from nest_engine.datastore.token_index import Place
 from nest_engine.lm.tap import find_feed_forward, find_layers
-from tests.engine.runs import run_loop, run_reference, tokens_and_places
+from tests.engine.runs import open_index, run_loop, run_reference, tokens_and_places
 from tests.exactness import assert_same_decisions
 from tests.texts import passages
 from tests.tiny import tiny_engine
@@ -19,6 +20,8 @@ SETTINGS = {
     "every span is tried": {"gamma": 0.05, "delta": 1.0, "alpha": 2.0},
     "short n-grams": {"gamma": 1e-5, "span_tokens": 5, "delta": 0.9, "alpha": 0.8, "mu": 1.0},
     "one-token n-grams": {"gamma": 1e-4, "span_tokens": 1, "delta": 1.0, "alpha": 0.8},
+    "sentences": {"gamma": 1e-3, "span_start": "sentence", "delta": 1.0, "alpha": 0.8, "mu": 1.0},
+    "sentences, strict": {"gamma": 0.3, "span_start": "sentence", "delta": 0.9, "end_probability": 1e-3},
     "few neighbors": {"gamma": 1e-3, "neighbors": 12, "alpha": 0.7, "delta": 0.8},
     "one neighbor": {"gamma": 1e-3, "neighbors": 1, "alpha": 1.2},
     "fixed weight": {"mode": "knn-lm", "knn_weight": 0.3},
@@ -30,6 +33,7 @@ SETTINGS = {
     "float32 keys": {"gamma": 1e-4, "key_format": "float32"},
     "no datastore": {"mode": "lm"},
 }
+QUERY = "When was the lighthouse built, and how long does the dough of the bread rest?"
 CHUNKS = (None, 1, 2, 7, 64)
 
 
@@ -53,9 +57,9 @@ def prompt(engine):
 def test_equals_the_reference_whatever_the_chunk(engine, prompt, name):
     settings = {"max_new_tokens": 60, **SETTINGS[name]}
     texts = passages("lighthouse", "bread", "chinese", "emoji", "crlf")
-    expected = run_reference(engine, feed_forward_of(engine), prompt, texts, **settings)
+    expected = run_reference(engine, feed_forward_of(engine), prompt, texts, QUERY, **settings)
     for chunk in CHUNKS:
-        actual, loop = run_loop(engine, prompt, texts, draft_chunk=chunk, **settings)
+        actual, loop = run_loop(engine, prompt, texts, QUERY, draft_chunk=chunk, **settings)
         assert tokens_and_places(actual) == tokens_and_places(expected), f"draft_chunk={chunk}"
         assert [e.weight for e in actual] == pytest.approx([e.weight for e in expected], abs=1e-9)
         counts = loop.reader.counts
@@ -88,6 +92,12 @@ def test_the_settings_reach_all_branches(engine, prompt):
         (p.passage, p.position) for run in copied for p in run if p.position == len(_ids(engine, texts[p.passage])) - 1
     }
     assert ends, "some span reaches its passage's end"
+    sentences = {**SETTINGS["sentences"], "max_new_tokens": 60}
+    by_sentence, _ = run_loop(engine, prompt, texts, QUERY, **sentences)
+    ranked = open_index(engine, texts, engine.config.replace(**sentences), QUERY).sentences
+    assert by_sentence[0].place == Place(ranked[0].passage, ranked[0].start) != Place(0, 0)
+    by_neighbor, _ = run_loop(engine, prompt, texts, QUERY, **{**sentences, "span_start": "neighbor"})
+    assert tokens_and_places(by_sentence) != tokens_and_places(by_neighbor)
 
 
 def _ids(engine, passage):
@@ -134,13 +144,15 @@ def test_stored_keys_are_fresh_keys(engine, prompt):
 def test_equals_the_reference_on_the_demo_model(demo_engine, settings):
     texts = passages("lighthouse", "bread")
     config = demo_engine.config.replace(max_new_tokens=24, **settings)
+    question = "When was the lighthouse at Cape Morwen built?"
     built = demo_engine._prompts.build(
-        "When was the lighthouse at Cape Morwen built?",
+        question,
         task="question",
         passages=texts if config.reads_passages else (),
     )
-    expected = run_reference(demo_engine, feed_forward_of(demo_engine), built.ids, texts, max_new_tokens=24, **settings)
-    actual, _ = run_loop(demo_engine, built.ids, texts, max_new_tokens=24, **settings)
+    settings = {**settings, "max_new_tokens": 24}
+    expected = run_reference(demo_engine, feed_forward_of(demo_engine), built.ids, texts, question, **settings)
+    actual, _ = run_loop(demo_engine, built.ids, texts, question, **settings)
     assert_same_decisions(
         tokens_and_places(actual), tokens_and_places(expected), [e.margin for e in expected], torch.float32
     )
