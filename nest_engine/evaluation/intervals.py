@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,9 +76,15 @@ def difference(
 def _ratios(amounts: Sequence[float], counts: Sequence[float], seed: int) -> Floats:
     """The ratio over all answers, then over each of the resamples: float64 [1 + RESAMPLES]."""
     both = np.array([amounts, counts], dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(0, both.shape[1], (RESAMPLES, both.shape[1]))
-    sums = np.concatenate([both.sum(1, keepdims=True), both[:, drawn].sum(2)], axis=1)
+    sums = np.concatenate([both.sum(1, keepdims=True), both @ _times_drawn(both.shape[1], seed)], axis=1)
     return np.divide(sums[0], sums[1], out=np.full(sums.shape[1], np.nan), where=sums[1] != 0)
+
+
+@lru_cache(maxsize=2)
+def _times_drawn(answers: int, seed: int) -> Floats:
+    """How often each answer is in each resample: float64 [answers, RESAMPLES]."""
+    drawn = np.random.default_rng(seed).multinomial(answers, np.full(answers, 1 / answers), size=RESAMPLES)
+    return drawn.T.astype(np.float64)
 
 
 def _interval(values: Floats) -> Interval:
