@@ -84,7 +84,8 @@ def _ratios(amounts: Sequence[float], counts: Sequence[float], seed: int) -> Flo
 def _times_drawn(answers: int, seed: int) -> Floats:
     """How often each answer is in each resample: float64 [answers, RESAMPLES]."""
     drawn = np.random.default_rng(seed).multinomial(answers, np.full(answers, 1 / answers), size=RESAMPLES)
-    return drawn.T.astype(np.float64)
+    times: Floats = drawn.T.astype(np.float64)
+    return times
 
 
 def _interval(values: Floats) -> Interval:

@@ -79,8 +79,8 @@ def test_truthfulness_is_the_best_right_minus_the_best_wrong():
     text = "Nothing at all happens to you."
     deltas = truthfulness(text, question)
     assert deltas["delta_bleu"] == pytest.approx(100 - max(bleu(text, w) for w in wrong))
-    # "you" of six words and of two, or of five.
-    nearest = max(2 * (1 / 6) * (1 / n) / (1 / 6 + 1 / n) for n in (2, 5))
+    # The nearest wrong answer has "all" and "you" in common: two of six words, and of five.
+    nearest = 2 * (2 / 6) * (2 / 5) / (2 / 6 + 2 / 5)
     assert deltas["delta_rouge1"] == pytest.approx(100 * (1 - nearest))
     assert truthfulness("They all grow in you.", question)["delta_bleu"] < -50
 
