@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -138,11 +137,9 @@ class Runner:
         )
 
     def _extract(self, system: System, question: Question) -> Answer:
-        start = time.perf_counter()
         found = self._search(question, system.config.top_passages)
         rest = extract(question.text, found, from_best_sentence=system.name == "best sentence")
         text = first_tokens(rest, self._engine.model.tokenizer, system.config.max_new_tokens)
-        seconds = time.perf_counter() - start
         tokens = len(self._engine.model.tokenizer.encode(text).ids)
         return Answer(
             text=text,
@@ -153,9 +150,7 @@ class Runner:
             citations=tuple(Cited(passage.id, "copied") for passage in found[:1]),
             found=tuple(passage.id for passage in found),
             finish="end" if text == rest else "length",
-            seconds=seconds,
-            decode_seconds=seconds,
-        )
+        )  # no seconds: nothing is generated, and a speed would mean nothing
 
     def _search(self, question: Question, k: int) -> list[Passage]:
         return [scored.passage for scored in search(self._source, question.text, k)]

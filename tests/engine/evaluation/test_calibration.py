@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from transformers.utils import logging as transformers_logging
 
 from nest_engine import NestConfig, NestEngine, Passage, cli
 from nest_engine.errors import ConfigError
@@ -179,7 +180,9 @@ def tiny(monkeypatch, nest_home):
     logger = logging.getLogger("nest_engine")
     before = logger.handlers, logger.propagate, logger.level
     yield
-    logger.handlers, logger.propagate, logger.level = before
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])  # and not the attribute: loggers below remember what is enabled
+    transformers_logging.enable_progress_bar()
 
 
 def write_rows(path, rows):

@@ -4,6 +4,7 @@ import json
 import logging
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 from nest_engine import NestEngine, cli
 from tests.texts import BREAD, LIGHTHOUSE, RIVER
@@ -21,7 +22,9 @@ def tiny(monkeypatch, nest_home):
     logger = logging.getLogger("nest_engine")
     before = logger.handlers, logger.propagate, logger.level
     yield
-    logger.handlers, logger.propagate, logger.level = before
+    logger.handlers, logger.propagate = before[:2]
+    logger.setLevel(before[2])  # and not the attribute: loggers below remember what is enabled
+    transformers_logging.enable_progress_bar()
 
 
 def run(*arguments):

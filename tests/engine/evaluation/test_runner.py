@@ -75,6 +75,7 @@ def test_extractive_baselines(engine):
         ratios = measured.ratios[name]["q1"]
         assert ratios["citation_precision"] == (1, 1)
         assert ratios["attribution"][0] == ratios["attribution"][1] == 24
+        assert ratios["tokens/s"] == (24, 0)  # no seconds, no speed
         # The passage found first is not the one with the answer.
         assert measured.ratios[name]["q2"]["citation_precision"] == (0, 1)
     held = "northern hills" in tokenizer.decode(tokenizer.encode(RIVER).ids[:24])
