@@ -8,6 +8,7 @@ it started from, and may overrule it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -23,7 +24,8 @@ from nest_engine.evaluation.runner import Measured
 from nest_engine.evaluation.systems import System
 
 GAMMAS = (5e-4, 5e-3, 5e-2, 5e-1)
-DELTAS = (0.3, 0.5, 0.7, 0.9)
+SHARES = (0.25, 0.5, 0.75, 1.0)
+"""Shares of tokens at which a span may start: delta is what lets so many of them."""
 
 _ROUNDS = 4
 _ALPHAS, _TAUS = 33, 17
@@ -105,10 +107,32 @@ def _mean_losses(parts: TokenParts, alphas: np.ndarray[Any, Any], tau: float) ->
     return -np.log(weights * parts.p_lm + (1 - weights) * parts.p_knn).mean(-1)
 
 
-def starts(config: NestConfig, fitted: Fit) -> list[System]:
-    """The settings that the second step begins from: the fitted ones, and those that were there before."""
+def starts(config: NestConfig, fitted: Fit, parts: TokenParts) -> list[System]:
+    """The settings that the second step begins from: the fitted ones, and those that were there before.
+
+    Delta is compared with lambda, and the fit moves all lambdas, perhaps above delta. So the fitted
+    settings get the delta that lets spans start at the same share of tokens as before.
+
+    Args:
+        config: The settings from before.
+        fitted: The fit.
+        parts: What it was made from.
+    """
+    share = float(np.mean(parts.weights(config) <= config.delta))
     changed = config.replace(alpha=round(fitted.alpha, 4), tau=round(fitted.tau, 4), mu=fitted.mu)
-    return [System("fitted", changed), System("start", config)]
+    return [System("fitted", changed.replace(delta=delta_at(share, changed, parts))), System("start", config)]
+
+
+def delta_at(share: float, config: NestConfig, parts: TokenParts) -> float:
+    """The delta at which spans may start at a share of tokens: a quantile of lambda, to four digits.
+
+    Args:
+        share: From 0 to 1.
+        config: `alpha` and `tau`.
+        parts: The tokens.
+    """
+    quantile = float(np.quantile(parts.weights(config), share, method="inverted_cdf"))
+    return min(1.0, math.ceil(quantile * 1e4) / 1e4)
 
 
 def with_gammas(systems: Sequence[System], gammas: Sequence[float] = GAMMAS) -> list[System]:
@@ -116,7 +140,7 @@ def with_gammas(systems: Sequence[System], gammas: Sequence[float] = GAMMAS) -> 
     return [System(f"{s.name} gamma={g}", s.config.replace(gamma=g)) for s in systems for g in gammas]
 
 
-def with_deltas(system: System, deltas: Sequence[float] = DELTAS) -> list[System]:
+def with_deltas(system: System, deltas: Sequence[float]) -> list[System]:
     """A system with each delta other than its own."""
     others = [delta for delta in dict.fromkeys(deltas) if delta != system.config.delta]
     return [System(f"{system.name} delta={d}", system.config.replace(delta=d)) for d in others]
@@ -169,6 +193,7 @@ def speed(measured: Measured, name: str) -> float:
 def search_settings(
     config: NestConfig,
     fitted: Fit,
+    parts: TokenParts,
     objective: Objective,
     run: Callable[[Sequence[System]], Measured],
     gammas: Sequence[float] = (),
@@ -179,18 +204,19 @@ def search_settings(
     Args:
         config: The settings from before.
         fitted: What the first step found.
+        parts: What it was found from.
         objective: What is better.
         run: Asks systems the questions and says what was measured of all of them so far.
         gammas: Values to try, by default `GAMMAS`.
-        deltas: Values to try, by default `DELTAS`.
+        deltas: Values to try, by default those at `SHARES` of the tokens.
 
     Returns:
         The best settings, and the evidence for them.
     """
-    first = with_gammas(starts(config, fitted), gammas or GAMMAS)
+    first = with_gammas(starts(config, fitted, parts), gammas or GAMMAS)
     measured = run([System("lm", config.replace(mode="lm")), *first])
     best, _ = objective.best(first, measured)
-    second = with_deltas(best, deltas or DELTAS)
+    second = with_deltas(best, deltas or [delta_at(share, best.config, parts) for share in SHARES])
     if second:
         measured = run(second)
     best, is_fast = objective.best([*first, *second], measured)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nest_engine.engine import NestEngine
     from nest_engine.evaluation.answers import AnswerFile
     from nest_engine.evaluation.calibration import Fit
-    from nest_engine.evaluation.perplexity import Target
+    from nest_engine.evaluation.perplexity import Scorer, Target, TokenParts
     from nest_engine.evaluation.results import Results
     from nest_engine.evaluation.runner import Measured
     from nest_engine.evaluation.systems import ConfigOf, System
@@ -53,7 +53,7 @@ def add_calibration_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mus", default="", metavar="V,V", help="values of mu to try (that of the settings only)")
     parser.add_argument("--gammas", metavar="V,V", help="values of gamma to try (5e-4 to 5e-1, in tens)")
-    parser.add_argument("--deltas", metavar="V,V", help="values of delta to try (0.3, 0.5, 0.7, 0.9)")
+    parser.add_argument("--deltas", metavar="V,V", help="values of delta to try (quantiles of lambda)")
     parser.add_argument("--fit-only", action="store_true", help="fit alpha and tau to the texts, ask no questions")
     parser.add_argument("--out", type=Path, default=Path("nest-settings.json"), metavar="FILE", help="where to write")
 
@@ -156,13 +156,13 @@ def calibrate(chosen: argparse.Namespace, tools: Tools) -> dict[str, Any]:
         require_libraries()
     system = System("start", config)
     work = _prepare(task, [system], chosen, tools, chosen.out.with_suffix(".answers.jsonl"))
-    fitted, entries = work.fit(config, mus or [config.mu], tools.bar)
+    fitted, parts, entries = work.fit(config, mus or [config.mu], tools.bar)
     evidence: dict[str, Any] = {"protocol": _protocol(work, chosen), "fit": asdict(fitted)}
-    best = starts(config, fitted)[0].config
+    best = starts(config, fitted, parts)[0].config
     if task.questions and not chosen.fit_only:
         objective = Objective(chosen.objective, chosen.min_speed)
         run = work.asker(tools.bar)
-        best, evidence["answers"] = search_settings(config, fitted, objective, run, gammas, deltas)
+        best, evidence["answers"] = search_settings(config, fitted, parts, objective, run, gammas, deltas)
     write_settings(chosen.out, best.replace(calibrated_entries=entries), evidence)
     return evidence
 
@@ -240,33 +240,24 @@ class _Work:
         return measured
 
     def fit(
-        self, config: NestConfig, mus: list[float | None], bar: Callable[[str, int], Any]
-    ) -> tuple[Fit, int | None]:
-        """The settings of the mixture that predict the task's texts best, and the size of their datastores."""
+        self, config: NestConfig, mus: Sequence[float | None], bar: Callable[[str, int], Any]
+    ) -> tuple[Fit, TokenParts, int | None]:
+        """What predicts the task's texts best, the parts that say so, and the size of the datastores."""
         from statistics import median
 
-        from nest_engine.errors import NestError
         from nest_engine.evaluation.calibration import fit
-        from nest_engine.evaluation.perplexity import Scorer, TokenParts
+        from nest_engine.evaluation.perplexity import Scorer
 
         scorer = Scorer(self.engine, self.source, self.collection, self.answers)
-        made = self._texts()
-        fits = []
-        with bar("predicting", len(mus) * len(made)) as report:
+        texts = self._texts()
+        fits: list[tuple[Fit, TokenParts]] = []
+        with bar("predicting", len(mus) * len(texts)) as report:
             for mu in mus:
-                parts = []
-                for target in made:
-                    try:
-                        parts.append(scorer.parts(config.replace(mu=mu), target, "calibration"))
-                    except NestError as error:
-                        logger.warning("%s: %s", target.id, error)
-                    if report is not None:
-                        report(1)
-                if not parts:
-                    raise ConfigError("nothing to calibrate on: none of the texts could be read, see the warnings")
-                fits.append(fit(TokenParts.join(parts), config.replace(mu=mu)))
-        sizes = [scorer.entries(config, target) for target in made[:_SIZED]]
-        return min(fits, key=lambda f: f.loss), int(median(sizes)) or None
+                parts = _gather_all(scorer, config.replace(mu=mu), texts, report)
+                fits.append((fit(parts, config.replace(mu=mu)), parts))
+        best, parts = min(fits, key=lambda pair: pair[0].loss)
+        sizes = [scorer.entries(config, text) for text in texts[:_SIZED]]
+        return best, parts, int(median(sizes)) or None
 
     def _texts(self) -> list[Target]:
         """What is predicted to fit the mixture: sentences with answers, or articles from what is not in them."""
@@ -322,6 +313,26 @@ class _Work:
             made = list(targets.sentence_targets(self.engine, self.task.questions, by_id))
             with bar("predicting answer sentences", len(models) * len(made)) as report:
                 predict(scorer, models, made, "answer sentence", measured, report)
+
+
+def _gather_all(
+    scorer: Scorer, config: NestConfig, texts: Sequence[Target], report: Callable[[int], None] | None
+) -> TokenParts:
+    """The parts of all texts that can be read, one behind the other."""
+    from nest_engine.errors import NestError
+    from nest_engine.evaluation.perplexity import TokenParts
+
+    parts = []
+    for text in texts:
+        try:
+            parts.append(scorer.parts(config, text, "calibration"))
+        except NestError as error:
+            logger.warning("%s: %s", text.id, error)
+        if report is not None:
+            report(1)
+    if not parts:
+        raise ConfigError("nothing to calibrate on: none of the texts could be read, see the warnings")
+    return TokenParts.join(parts)
 
 
 def _protocol(work: _Work, chosen: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,16 @@ from transformers.utils import logging as transformers_logging
 
 from nest_engine import NestConfig, NestEngine, Passage, cli
 from nest_engine.errors import ConfigError
-from nest_engine.evaluation.calibration import Fit, Objective, fit, search_settings, starts, with_deltas, write_settings
+from nest_engine.evaluation.calibration import (
+    Fit,
+    Objective,
+    delta_at,
+    fit,
+    search_settings,
+    starts,
+    with_deltas,
+    write_settings,
+)
 from nest_engine.evaluation.perplexity import TokenParts
 from nest_engine.evaluation.runner import Measured
 from nest_engine.evaluation.systems import System
@@ -69,14 +78,16 @@ def answers(systems, recalls, speeds):
     return measured
 
 
-def search(recalls, speeds, objective=None):
+def search(recalls, speeds, objective=None, deltas=(0.3, 0.7, 0.9)):
     asked = []
 
     def run(systems):
         asked.extend(systems)
         return answers(asked, recalls, speeds)
 
-    return *search_settings(NestConfig(), FITTED, objective or Objective(), run), [s.name for s in asked]
+    return *search_settings(NestConfig(), FITTED, made_parts(), objective or Objective(), run, deltas=deltas), [
+        s.name for s in asked
+    ]
 
 
 def test_the_best_answers_win():
@@ -110,10 +121,31 @@ def test_what_is_too_slow_is_not_chosen():
     assert (slow.gamma, evidence["fast_enough"]) == (5e-4, False)
 
 
-def test_starts_and_deltas():
-    fitted, start = starts(NestConfig(), FITTED)
-    assert (fitted.config.alpha, fitted.config.tau, start.config) == (0.6123, 0.05, NestConfig())
-    assert [s.config.delta for s in with_deltas(System("s", NestConfig()), [0.3, 0.5, 0.3])] == [0.3]
+def test_the_fitted_settings_start_spans_as_often_as_before():
+    parts = made_parts()
+    config = NestConfig(alpha=0.4, delta=0.5)  # lambda is at most 0.5 where the ratio is at most 0.4
+    fitted, start = starts(config, FITTED, parts)
+    assert (fitted.config.alpha, fitted.config.tau, start.config) == (0.6123, 0.05, config)
+    before = (parts.ratio <= 0.4).mean()
+    after = (parts.weights(fitted.config) <= fitted.config.delta).mean()
+    assert 0.2 < before < 0.4
+    assert after == pytest.approx(before, abs=0.01)
+
+
+def test_deltas_are_quantiles_of_lambda():
+    parts, config = made_parts(), NestConfig(alpha=-0.3, tau=0.5)  # lambda is above 0.7 everywhere
+    deltas = [delta_at(share, config, parts) for share in (0.25, 0.5, 1.0)]
+    shares = [(parts.weights(config) <= delta).mean() for delta in deltas]
+    assert shares == pytest.approx([0.25, 0.5, 1.0], abs=0.01)
+    assert all(0.7 < delta <= 1 for delta in deltas)
+    tried = [s.config.delta for s in with_deltas(System("s", NestConfig()), [0.3, 0.5, 0.3])]
+    assert tried == [0.3]
+
+
+def test_by_default_all_shares_are_tried():
+    _, evidence, asked = search(lambda system: system.config.delta, lambda system: 2.0, deltas=())
+    assert len(asked) == 1 + 2 * 4 + 4
+    assert evidence["chosen"] in asked[-4:]
 
 
 # --- settings files --------------------------------------------------------------------
