@@ -77,7 +77,8 @@ def _ratios(amounts: Sequence[float], counts: Sequence[float], seed: int) -> Flo
     """The ratio over all answers, then over each of the resamples: float64 [1 + RESAMPLES]."""
     both = np.array([amounts, counts], dtype=np.float64)
     sums = np.concatenate([both.sum(1, keepdims=True), both @ _times_drawn(both.shape[1], seed)], axis=1)
-    return np.divide(sums[0], sums[1], out=np.full(sums.shape[1], np.nan), where=sums[1] != 0)
+    ratios: Floats = np.divide(sums[0], sums[1], out=np.full(sums.shape[1], np.nan), where=sums[1] != 0)
+    return ratios
 
 
 @lru_cache(maxsize=2)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from nest_engine.evaluation.intervals import Interval, difference, interval
+from nest_engine.evaluation.metrics import Ratio
 from nest_engine.evaluation.runner import Measured
 
 _PERPLEXITY = "perplexity"
@@ -114,7 +115,7 @@ def _metrics(measured: Measured, name: str) -> list[str]:
 def _figures(measured: Measured, name: str) -> Iterator[tuple[str, Interval]]:
     for metric in _metrics(measured, name):
         pairs = [ratios[metric] for ratios in measured.ratios[name].values() if metric in ratios]
-        yield metric, interval(*zip(*pairs, strict=True), transform=_transform(metric))
+        yield metric, interval(*_columns(pairs), transform=_transform(metric))
 
 
 def _differences(measured: Measured, name: str, base: str) -> Iterator[tuple[str, Interval]]:
@@ -123,8 +124,13 @@ def _differences(measured: Measured, name: str, base: str) -> Iterator[tuple[str
         # The order in which questions were asked may differ: pairs are made by id.
         both = [q for q in ours if metric in ours[q] and metric in theirs.get(q, {})]
         if both:
-            sides = [tuple(zip(*(side[q][metric] for q in both), strict=True)) for side in (ours, theirs)]
-            yield metric, difference(sides[0], sides[1], transform=_transform(metric))
+            left, right = ([side[q][metric] for q in both] for side in (ours, theirs))
+            yield metric, difference(_columns(left), _columns(right), transform=_transform(metric))
+
+
+def _columns(pairs: Sequence[Ratio]) -> tuple[list[float], list[float]]:
+    """Amounts, and counts."""
+    return [amount for amount, _ in pairs], [count for _, count in pairs]
 
 
 def _table(figures: dict[str, dict[str, Interval]], *, signed: bool) -> str:
