@@ -1,4 +1,4 @@
-"""The command line: `nest-engine demo`, `ask`, `index`, `store` and `bench`.
+"""The command line: `nest-engine demo`, `ask`, `index`, `store`, `bench`, `eval`, `calibrate`.
 
 Answers go to standard output; progress, warnings and errors to standard error.
 Exit codes: 0, 2 for a wrong use or any `NestError`, 130 after Ctrl-C.
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from nest_engine.config import PRESETS, Mode, NestConfig
 from nest_engine.errors import ConfigError, NestError, StoreError
+from nest_engine.evaluation import command
 from nest_engine.home import nest_home
 from nest_engine.jsonl import Question
 from nest_engine.passages import Passage
@@ -189,6 +190,43 @@ def _bench(chosen: argparse.Namespace) -> int:
     return 0
 
 
+def _eval(chosen: argparse.Namespace) -> int:
+    """Measure how good the modes' answers are, beside baselines."""
+    from nest_engine.evaluation.results import write_results
+
+    results = command.evaluate(chosen, _tools(chosen))
+    print(results.to_json() if chosen.json else results.to_markdown())
+    for path in write_results(results, chosen.out) if chosen.out is not None else ():
+        print(f"written: {path}", file=sys.stderr)
+    return 2 if results.failed else 0
+
+
+def _calibrate(chosen: argparse.Namespace) -> int:
+    """Find settings that fit a model and its documents."""
+    evidence = command.calibrate(chosen, _tools(chosen))
+    print(json.dumps(evidence, indent=2, ensure_ascii=False))
+    print(f"written: {chosen.out}; use it with --settings {chosen.out} or NestConfig.load", file=sys.stderr)
+    return 0
+
+
+def _tools(chosen: argparse.Namespace) -> command.Tools:
+    from nest_engine.progress import progress_bar
+
+    def config_of(mode: Mode) -> NestConfig:
+        return _config(argparse.Namespace(**{**vars(chosen), "mode": mode}))
+
+    def passages(config: NestConfig) -> list[Passage] | None:
+        return _passages(chosen, config) if chosen.passages is not None or chosen.docs is not None else None
+
+    return command.Tools(
+        config_of=config_of,
+        passages=passages,
+        engine=lambda config: _engine(chosen, config),
+        source=lambda collection: _new_source(collection, chosen),
+        bar=lambda what, total: progress_bar(what, total, enabled=not chosen.quiet),
+    )
+
+
 def _questions(chosen: argparse.Namespace) -> list[Question]:
     from nest_engine.jsonl import read_questions
 
@@ -309,9 +347,13 @@ def to_row(question: Question, generation: Generation) -> dict[str, Any]:
 
 
 def _config(chosen: argparse.Namespace) -> NestConfig:
-    """Make the configuration: a preset, and on top of it what was given on the command line."""
+    """Make the configuration: a preset or a settings file, and on top of it what was given on the command line."""
     names = {field.name for field in dataclasses.fields(NestConfig)}
     settings = {name: value for name, value in vars(chosen).items() if name in names}
+    if chosen.settings is not None:
+        if chosen.preset is not None:
+            raise ConfigError("give --settings or --preset, not both")
+        return NestConfig.load(chosen.settings, **settings)
     preset = chosen.preset or (chosen.model if chosen.model in PRESETS else None)
     return NestConfig.preset(preset, **settings) if preset else NestConfig(**settings)
 
@@ -376,6 +418,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_index(commands)
     _add_store(commands)
     _add_bench(commands)
+    _add_eval(commands)
+    _add_calibrate(commands)
     return parser
 
 
@@ -430,6 +474,22 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.set_defaults(run=_bench, question=None)
 
 
+def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evaluation = commands.add_parser("eval", help="measure how good the modes' answers are, beside baselines")
+    command.add_arguments(evaluation)
+    _add_texts(evaluation)
+    _add_common(evaluation)
+    evaluation.set_defaults(run=_eval, source="hybrid", max_new_tokens=command.ANSWER_TOKENS)
+
+
+def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    calibration = commands.add_parser("calibrate", help="find settings that fit a model and its documents")
+    command.add_calibration_arguments(calibration)
+    _add_texts(calibration)
+    _add_common(calibration)
+    calibration.set_defaults(run=_calibrate, source="hybrid", max_new_tokens=command.ANSWER_TOKENS)
+
+
 def _add_texts(parser: argparse.ArgumentParser) -> None:
     texts = parser.add_mutually_exclusive_group()
     texts.add_argument("--docs", nargs="+", type=Path, metavar="PATH", help="txt, md, html and pdf files, and folders")
@@ -448,6 +508,7 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default=DEMO_MODEL, metavar="M", help=f"name, folder, GGUF or hub id ({DEMO_MODEL})")
     parser.add_argument("--mode", choices=get_args(Mode), default=argparse.SUPPRESS, help="what is combined (nest)")
     parser.add_argument("--preset", choices=sorted(PRESETS), help="settings to start from (the model's own)")
+    parser.add_argument("--settings", type=Path, metavar="FILE", help="settings that nest-engine calibrate has found")
     parser.add_argument("--source", choices=("faiss", "bm25", "hybrid"), default="faiss", help=_SOURCE_HELP)
     parser.add_argument("--store", type=Path, metavar="DIR", help="keep keys in this folder (by default in memory)")
     parser.add_argument("--device", metavar="D", help="cpu, cuda, cuda:1, mps (cpu)")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from nest_engine.errors import ConfigError
@@ -17,6 +19,9 @@ KeyTransform = Literal["none", "standardize", "pca"]
 KeyFormat = Literal["float16", "float32", "int8", "pca"]
 Datastore = Literal["passages", "global"]
 SpanStart = Literal["neighbor", "sentence"]
+
+SETTINGS_VERSION = 1
+"""Version of the settings files that `nest-engine calibrate` writes."""
 
 
 def _setting(default: Any, help: str, unit: str = "") -> Any:
@@ -63,6 +68,11 @@ class NestConfig:
     alpha: float = _setting(0.3, "ratio at which LM and retrieval weigh the same (Eq. 4)")
     tau: float = _setting(0.1, "softness of the weight's change around alpha (Eq. 4)")
     knn_weight: float = _setting(0.7, "fixed weight of the LM in knn-lm mode (Eq. 3)")
+    calibrated_entries: int | None = _setting(
+        None,
+        "size of the datastores that alpha and tau were fitted on: others bring a warning; None: no warning",
+        "entries",
+    )
 
     delta: float = _setting(0.5, "a span starts only where lambda is at most this (Eq. 5)")
     span_tokens: int = _setting(64, "longest draft (the paper's n)", "tokens")
@@ -156,6 +166,36 @@ class NestConfig:
         return dataclasses.replace(self, **changes)
 
     @classmethod
+    def load(cls, path: str | Path, **changes: Any) -> Self:
+        """Read settings from a file that `nest-engine calibrate` has written.
+
+        Args:
+            path: The file.
+            **changes: Settings that differ from the file.
+
+        Raises:
+            ConfigError: If the file cannot be read, or a setting in it is unknown or out of range.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
+        except ValueError as error:
+            raise ConfigError(f"{path}: not JSON ({error}); nest-engine calibrate writes such files") from error
+        if not isinstance(document, dict) or not isinstance(document.get("settings"), dict):
+            raise ConfigError(
+                f'{path}: no settings file: it has no "settings"; nest-engine calibrate writes such files'
+            )
+        if document.get("nest_settings") != SETTINGS_VERSION:
+            raise ConfigError(
+                f"{path}: of version {document.get('nest_settings')!r}, not {SETTINGS_VERSION}; calibrate again"
+            )
+        try:
+            return cls().replace(**{**document["settings"], **changes})
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+
+    @classmethod
     def preset(cls, name: str, **changes: Any) -> Self:
         """Return a named set of settings, with `changes` on top.
 
@@ -215,6 +255,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "alpha": (lambda v: _real(v) and math.isfinite(v), "a finite number (useful: 0 to 1)"),
     "tau": (lambda v: _real(v) and 0 < v < math.inf, "a number above 0 (the paper: 0.1)"),
     "knn_weight": _share("a weight"),
+    "calibrated_entries": _optional_count(1),
     "delta": _share("a threshold"),
     "span_tokens": _count(1),
     "span_start": _choice(SpanStart),

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 _REFRESH_TOKENS = 64
 """Length of the latest text that passages are searched for again, in tokens."""
 
+_SIZE_FACTOR = 4
+"""How many times larger or smaller than the calibrated one a datastore may be without a warning."""
+
 
 class NestEngine:
     """Answers prompts with one model, from passages, with citations.
@@ -68,6 +71,7 @@ class NestEngine:
         self.config = config if config is not None else _default_config(model.name)
         self._opener = DatastoreOpener(model.lm, model.tokenizer, open_store(store))
         self._progress = progress
+        self._warned_of_size = False
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
 
     @property
@@ -214,6 +218,7 @@ class NestEngine:
         prompt = self._build_prompt(call, found)
         with clock.measure("encode"):
             index = self._open(opened, call, found, source)
+            self._compare_size(index, call.config)
         refresh = self._make_refresh(call.config, opened, source)
         loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
         transcript = self._make_transcript(opened, call.config)
@@ -236,6 +241,20 @@ class NestEngine:
                 return opened.add_collection(source, report)
         with self._encoding_bar(len(texts) if config.uses_keys else 0) as report:
             return opened.add(texts, report, call.query)
+
+    def _compare_size(self, index: TokenIndex | None, config: NestConfig) -> None:
+        """Warn, once, where a datastore is of another size than the settings were made for: lambda depends on it."""
+        expected = config.calibrated_entries
+        if index is None or not config.uses_keys or expected is None or self._warned_of_size or not len(index):
+            return
+        if not 1 / _SIZE_FACTOR <= len(index) / expected <= _SIZE_FACTOR:
+            self._warned_of_size = True
+            logger.warning(
+                "the token datastore has %d entries, and these settings were calibrated on about %d: alpha and tau may "
+                "not fit; calibrate again with passages and top_passages like these",
+                len(index),
+                expected,
+            )
 
     def _make_refresh(self, config: NestConfig, opened: OpenPassages, source: PassageSource | None) -> Refresh | None:
         """What the loop calls to search passages again with the latest text."""
@@ -297,6 +316,18 @@ class NestEngine:
         """
         with self._encoding_bar(len(passages)) as report:
             return self._opener.encode(passages, config or self.config, report)
+
+    def open_index(self, passages: Sequence[Passage], config: NestConfig | None = None) -> TokenIndex | None:
+        """Open the token datastore of some passages, as a call with them would.
+
+        Args:
+            passages: The passages to search in.
+            config: Settings instead of the engine's.
+
+        Returns:
+            The datastore, or None in a mode that has none or where there are no passages.
+        """
+        return OpenPassages(self._opener, config or self.config).add(passages)
 
     def _encoding_bar(self, count: int) -> AbstractContextManager[Callable[[int], None] | None]:
         return progress_bar("encoding passages", count, enabled=self._progress and count > 1)
@@ -425,4 +456,5 @@ def _stats(
         prompt_tokens=prompt_tokens,
         passages=passages,
         seconds=clock.read(loop),
+        document_runs=tuple(transcript.document_runs),
     )

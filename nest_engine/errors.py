@@ -45,6 +45,10 @@ class DocumentError(NestError, ValueError):
     """A document file is missing, unreadable or of an unknown kind."""
 
 
+class TaskError(DocumentError):
+    """A file of questions, articles or choices to evaluate on is not in its format."""
+
+
 class StoreError(NestError, RuntimeError):
     """A key store or a saved index is unusable: damaged, of a newer format, or of another model."""
 

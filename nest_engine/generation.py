@@ -57,6 +57,8 @@ class Stats:
         prompt_tokens: Tokens of the prompt.
         passages: Passages searched and found relevant.
         seconds: Where the time went.
+        document_runs: Lengths of the stretches copied from one document without a break, in
+            tokens; they sum to `attributed_tokens`.
     """
 
     mode: str
@@ -71,6 +73,7 @@ class Stats:
     prompt_tokens: int = 0
     passages: int = 0
     seconds: Seconds = field(default_factory=Seconds)
+    document_runs: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The statistics as plain values."""

@@ -41,7 +41,7 @@ def read_passages(path: str | Path) -> list[Passage]:
             twice; the message starts with `file:line`.
     """
     passages: dict[str, Passage] = {}
-    for place, row in _rows(path):
+    for place, row in read_rows(path):
         passage = _passage(place, row)
         if passage.id in passages:
             raise DocumentError(f"{place}: the id {passage.id!r} was used before; give every passage its own id")
@@ -62,11 +62,11 @@ def read_questions(path: str | Path) -> list[Question]:
             twice; the message starts with `file:line`.
     """
     questions: dict[str, Question] = {}
-    for place, row in _rows(path):
-        text = _string(place, row, "question", required=True)
+    for place, row in read_rows(path):
+        text = string_of(place, row, "question", required=True)
         if not text.strip():
             raise DocumentError(f'{place}: "question" is empty; remove the line or write a question')
-        question = Question(_string(place, row, "id") or place.rpartition(":")[2], text)
+        question = Question(string_of(place, row, "id") or place.rpartition(":")[2], text)
         if question.id in questions:
             raise DocumentError(f"{place}: the id {question.id!r} was used before; give every question its own id")
         questions[question.id] = question
@@ -79,10 +79,10 @@ def _passage(place: str, row: dict[str, Any]) -> Passage:
         raise DocumentError(f'{place}: "offset" must be a number of characters, 0 or more, not {offset!r}')
     try:
         return Passage(
-            text=_string(place, row, "text", required=True),
-            title=_string(place, row, "title"),
-            id=_string(place, row, "id"),
-            document_id=_string(place, row, "document_id"),
+            text=string_of(place, row, "text", required=True),
+            title=string_of(place, row, "title"),
+            id=string_of(place, row, "id"),
+            document_id=string_of(place, row, "document_id"),
             offset=offset,
             metadata={key: value for key, value in row.items() if key not in _PASSAGE_KEYS},
         )
@@ -90,7 +90,7 @@ def _passage(place: str, row: dict[str, Any]) -> Passage:
         raise DocumentError(f"{place}: {error}") from error
 
 
-def _string(place: str, row: dict[str, Any], key: str, *, required: bool = False) -> str:
+def string_of(place: str, row: dict[str, Any], key: str, *, required: bool = False) -> str:
     """Return row[key] as a string; numbers are taken as ids, null as missing."""
     value = row.get(key)
     if value is None:
@@ -106,16 +106,21 @@ def _string(place: str, row: dict[str, Any], key: str, *, required: bool = False
     return value
 
 
-def _rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield ("file:line", object) for every line that is not blank."""
     # Only "\n" ends a line: U+2028 and its kin are ordinary characters inside JSON strings.
-    for number, line in enumerate(_read(Path(path)).split("\n"), start=1):
+    for number, line in enumerate(read_text(Path(path)).split("\n"), start=1):
         if line.strip():
             place = f"{path}:{number}"
             yield place, _object(place, line)
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Read a text file.
+
+    Raises:
+        DocumentError: If it cannot be read, or is not UTF-8; the message starts with `file:line`.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:

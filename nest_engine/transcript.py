@@ -21,6 +21,7 @@ class Transcript:
         attributed: Of these, the copied ones.
         neighbor_hits: Of these, the LM's own that some neighbor had as value.
         weights: Sum of lambda over them.
+        document_runs: Lengths of the stretches copied from one document without a break, in tokens.
     """
 
     def __init__(self, detokenizer: Detokenizer, builder: CitationBuilder, stop: Sequence[str] = ()) -> None:
@@ -33,6 +34,8 @@ class Transcript:
         self.citations: list[Citation] = []
         self.tokens = self.attributed = self.neighbor_hits = 0
         self.weights = 0.0
+        self.document_runs: list[int] = []
+        self._document: str | None = None  # the one that the last token was copied from
 
     @property
     def text(self) -> str:
@@ -72,6 +75,12 @@ class Transcript:
         self.attributed += emission.place is not None
         self.neighbor_hits += emission.is_neighbor
         self.weights += emission.weight
+        document = self._builder.document(emission.place.passage) if emission.place is not None else None
+        if document is not None and document == self._document:
+            self.document_runs[-1] += 1
+        elif document is not None:
+            self.document_runs.append(1)
+        self._document = document
 
     def _find_stop(self, start: int) -> None:
         """Look for a stop string that is complete by the characters from `start` on."""

@@ -41,6 +41,10 @@ class CitationBuilder:
         self._waiting: list[Segment] = []
         self._numbers: dict[str, int] = {}
 
+    def document(self, passage: int) -> str:
+        """Id of the document that a passage is of, by the passage's number."""
+        return self._passages[passage].document_id
+
     def add_copied(self, passage: int, position: int, start: int, end: int, answer: str) -> None:
         """Take a copied token.
 

@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 _SENTENCE_END = re.compile(r"""(?:[.!?…]+["'”’»)\]]*(?=\s|\Z))|(?:[。！？｡]+["'”’」』）]*)""")
 
 
+def sentence_bounds(text: str) -> list[int]:
+    """Where the sentences of a text end, in characters, rising."""
+    return [match.end() for match in _SENTENCE_END.finditer(text)]
+
+
 def sentence_ends(text: str, ends: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Say for each token of a text whether a sentence ends with it.
 
@@ -25,7 +30,7 @@ def sentence_ends(text: str, ends: NDArray[np.int32]) -> NDArray[np.bool_]:
     marks = np.zeros(len(ends), dtype=np.bool_)
     if not len(ends):
         return marks
-    stops = np.array([match.end() for match in _SENTENCE_END.finditer(text)], dtype=np.int64)
+    stops = np.array(sentence_bounds(text), dtype=np.int64)
     tokens = np.searchsorted(ends, stops)
     inside = tokens < len(ends)
     exact = tokens[inside][ends[tokens[inside]] == stops[inside]]

@@ -38,9 +38,22 @@ def lm_weight(distances: torch.Tensor, config: NestConfig) -> torch.Tensor:
     """
     if distances.shape[1] == 0:
         return torch.ones(len(distances), device=distances.device, dtype=distances.dtype)
+    return weight_at(retrieval_confidence(distances), config)
+
+
+def weight_at(ratio: torch.Tensor, config: NestConfig) -> torch.Tensor:
+    """Lambda at a ratio of Eq. 4, whatever it was computed from: see `lm_weight`.
+
+    Args:
+        ratio: float [n].
+        config: `mode`, `alpha`, `tau`, `knn_weight`.
+
+    Returns:
+        float [n], from 0 to 1.
+    """
     if config.mode == "knn-lm":
-        return torch.full_like(distances[:, 0], config.knn_weight)
-    return torch.sigmoid((retrieval_confidence(distances) - config.alpha) / config.tau)
+        return torch.full_like(ratio, config.knn_weight)
+    return torch.sigmoid((ratio - config.alpha) / config.tau)
 
 
 def neighbor_weights(distances: torch.Tensor, mu: float) -> torch.Tensor:

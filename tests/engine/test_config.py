@@ -28,6 +28,7 @@ BAD = {
     "alpha": [NAN, INF, -INF, None, "0.3"],
     "tau": [0, 0.0, -0.1, NAN, INF, None],
     "knn_weight": [-0.1, 1.1, NAN, None],
+    "calibrated_entries": [0, -5, 1.5, "9"],
     "delta": [-0.1, 1.1, NAN, None],
     "span_tokens": [0, -1, 6.4, None],
     "gamma": [0, 0.0, -1e-3, 1.01, 5, NAN, None],

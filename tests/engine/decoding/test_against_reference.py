@@ -33,7 +33,7 @@ SETTINGS = {
     "float32 keys": {"gamma": 1e-4, "key_format": "float32"},
     "no datastore": {"mode": "lm"},
 }
-QUERY = "When was the lighthouse built, and how long does the dough of the bread rest?"
+QUERY = "How long does the dough of the bread rest?"
 CHUNKS = (None, 1, 2, 7, 64)
 
 
