@@ -183,6 +183,7 @@ class NestModel(BaseModel):
     alpha: float | None = None
     tau: float | None = None
     knn_weight: float | None = None
+    calibrated_entries: int | None = None
     delta: float | None = None
     span_tokens: int | None = None
     gamma: float | None = None

@@ -76,8 +76,8 @@ class Stats:
     document_runs: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The statistics as plain values."""
-        return asdict(self)
+        """The statistics as plain values, those that JSON has."""
+        return {**asdict(self), "document_runs": list(self.document_runs)}
 
 
 @dataclass(frozen=True)
