@@ -139,6 +139,11 @@ class NestConfig:
         return self.mode in ("ra", "ra-nest")
 
     @property
+    def starts_at_sentences(self) -> bool:
+        """Whether spans start at ranked sentences, in this mode."""
+        return self.span_start == "sentence" and self.uses_keys and self.uses_spans
+
+    @property
     def passages_wanted(self) -> int:
         """How many passages a source is asked for, in this mode."""
         return self.top_passages if self.uses_keys or self.uses_spans else self.prompt_passages

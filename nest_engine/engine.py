@@ -275,7 +275,9 @@ class NestEngine:
         if config.traces_own_words and opened.passages:
             matcher = Matcher([passage.text for passage in opened.passages], config.min_match_words)
         builder = CitationBuilder(opened.passages, opened.token_ends, config.min_citation_words, matcher)
-        return Transcript(Detokenizer(self.model.tokenizer), builder, config.stop)
+        # A copied sentence brings the space in front of it along; an answer does not begin with one.
+        detokenizer = Detokenizer(self.model.tokenizer, skip_leading_space=config.starts_at_sentences)
+        return Transcript(detokenizer, builder, config.stop)
 
     def _decode(self, loop: DecodeLoop, transcript: Transcript, clock: _Clock) -> Iterator[GenerationPiece]:
         emissions = loop.run()

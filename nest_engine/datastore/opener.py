@@ -166,7 +166,7 @@ class OpenPassages:
             encoded = self._opener.tokenize(passages, self._config)
         numbers = [self._number(p, e) for p, e in zip(passages, encoded, strict=True)]
         index = self._opener.index(passages, encoded, self._config, numbers)
-        if self._config.span_start == "sentence" and self._config.uses_keys:
+        if self._config.starts_at_sentences:
             index.sentences = rank_sentences(passages, [e.ends for e in encoded], numbers, query)
         return index
 

@@ -17,9 +17,10 @@ class Detokenizer:
     again with each new one, and characters are given out when they are complete.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Begin an empty text."""
+    def __init__(self, tokenizer: Tokenizer, *, skip_leading_space: bool = False) -> None:
+        """Begin an empty text, without the white space that its first tokens may begin with if so wanted."""
         self._tokenizer = tokenizer
+        self._skip_leading_space = skip_leading_space
         self._ids: list[int] = []
         self._shown = 0  # tokens whose text is given out
         self._anchor = 0  # where decoding starts again, before `_shown`
@@ -32,8 +33,7 @@ class Detokenizer:
         new = self._complete()
         if new is None and len(self._ids) - self._shown >= _LONGEST_CHARACTER:
             new = self._give_up() + (self._complete() or "")
-        self._keep(new or "")
-        return new or ""
+        return self._keep(new or "")
 
     def _complete(self) -> str | None:
         """Give out what is waiting, unless its last character is incomplete."""
@@ -67,11 +67,17 @@ class Detokenizer:
         before = self._tokenizer.decode(self._ids[self._anchor : self._shown])
         rest = self._tokenizer.decode(self._ids[self._anchor :])[len(before) :]
         self._shown = self._anchor = len(self._ids)
+        rest = self._without_leading_space(rest)
         self.text += rest
         if self.ends:
             self.ends[-1] = len(self.text)
         return rest
 
-    def _keep(self, new: str) -> None:
+    def _keep(self, new: str) -> str:
+        new = self._without_leading_space(new)
         self.text += new
         self.ends.append(len(self.text))
+        return new
+
+    def _without_leading_space(self, new: str) -> str:
+        return new.lstrip() if self._skip_leading_space and not self.text else new

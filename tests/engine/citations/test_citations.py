@@ -470,3 +470,16 @@ def test_the_engines_citations_streamed_and_at_once(architecture, kind):
             assert passage.text[citation.source_start : citation.source_end] == citation.text
         shown += len(answer.citations)
     assert shown > 0
+
+
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+def test_an_answer_that_starts_at_a_sentence_begins_without_its_space(kind):
+    engine = tiny_engine("llama", kind)
+    text = "The mill is old. The river bends at the mill and freezes in winter."
+    settings = {"span_start": "sentence", "delta": 1.0, "gamma": 1e-6, "alpha": 2.0, "max_new_tokens": 24}
+    question = "Where does the river freeze in winter?"
+    answer = engine.generate(question, passages=[Passage(text)], **settings)
+    assert answer.text.startswith("The river bends")
+    first = answer.citations[0]
+    assert (first.start, first.source_start) == (0, text.index("The river"))
+    assert "".join(p.text for p in engine.stream(question, passages=[Passage(text)], **settings)) == answer.text

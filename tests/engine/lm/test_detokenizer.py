@@ -137,6 +137,18 @@ def test_control_tokens_are_no_text():
     assert detokenizer.text == "one two"
 
 
+@pytest.mark.parametrize("kind", ["bytes", "metaspace"])
+def test_leading_space_can_be_skipped(kind):
+    tokenizer = BY_NAME[kind]
+    ids = tokenizer.encode("\n  the river bends").ids
+    detokenizer = Detokenizer(tokenizer, skip_leading_space=True)
+    pieces = [*(detokenizer.add(token) for token in ids), detokenizer.flush()]
+    assert "".join(pieces) == detokenizer.text == "the river bends"
+    assert detokenizer.ends[-1] == len(detokenizer.text)
+    blank = Detokenizer(tokenizer, skip_leading_space=True)
+    assert "".join(map(blank.add, tokenizer.encode("  \n").ids)) + blank.flush() == blank.text == ""
+
+
 def test_nothing():
     detokenizer, pieces = write(BY_NAME["bytes"], [])
     assert detokenizer.text == ""
