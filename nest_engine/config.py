@@ -288,7 +288,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # The best measured row of our own probe: docs/concepts.md tells what the others did.
     "smollm2-135m-instruct": {
         **_PAPER,
-        "gamma": 5e-2,
+        "gamma": 1e-2,
         "top_passages": 5,
         "end_probability": 0.02,
         "span_start": "sentence",
