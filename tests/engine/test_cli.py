@@ -159,7 +159,7 @@ def test_presets():
     assert ask("Why?", "--mode", "lm", "--preset", "paper-7b") == 0
     assert ask("Why?", "--mode", "lm", "--preset", "paper-7b", "--gamma", "0.5", "--key-layer", "penultimate") == 0
     demo, paper, changed = (engine.config for engine in FakeEngine.made)
-    assert (demo.gamma, paper.gamma, changed.gamma) == (5e-2, 5e-4, 0.5)
+    assert (demo.gamma, paper.gamma, changed.gamma) == (1e-2, 5e-4, 0.5)
     assert changed.key_layer == "penultimate"
 
 
