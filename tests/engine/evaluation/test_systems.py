@@ -31,7 +31,7 @@ def test_the_ladder_adds_one_part_after_the_other():
 
 def test_sweeps():
     (base,) = systems_of(["nest"], config_of)
-    first, second = sweep("gamma=5e-4,0.05,5e-4", base)
+    first, second = sweep(f"gamma=5e-4,{base.config.gamma},5e-4", base)
     assert (first.name, first.config.gamma, first.swept) == ("nest gamma=0.0005", 5e-4, ("gamma", 5e-4))
     assert second.config == base.config
     assert [s.config.span_tokens for s in sweep("n=8,16", base)] == [8, 16]
