@@ -9,8 +9,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from nest_engine.citations.citation import Citation
 from nest_engine.passages import Passage
-from nest_engine.rendering import View, make_view, to_page
-from nest_engine.rendering import to_html as render_html
+from nest_engine.rendering import View, make_view, to_page_or_piece
 from nest_engine.rendering import to_markdown as render_markdown
 
 
@@ -26,8 +25,7 @@ def to_html(response: Any, *, title: str = "", page: bool = True) -> str:
         title: A heading, such as the question.
         page: Whether to write a whole document, for a file; else a piece of one, without heading.
     """
-    view = to_view(response)
-    return to_page([(title, view)]) if page else render_html(view)
+    return to_page_or_piece(to_view(response), title=title, page=page)
 
 
 def to_markdown(response: Any) -> str:

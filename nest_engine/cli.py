@@ -418,8 +418,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_index(commands)
     _add_store(commands)
     _add_bench(commands)
-    _add_eval(commands)
-    _add_calibrate(commands)
+    _add_evaluation(commands)
     return parser
 
 
@@ -474,20 +473,15 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.set_defaults(run=_bench, question=None)
 
 
-def _add_eval(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_evaluation(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     evaluation = commands.add_parser("eval", help="measure how good the modes' answers are, beside baselines")
     command.add_arguments(evaluation)
-    _add_texts(evaluation)
-    _add_common(evaluation)
-    evaluation.set_defaults(run=_eval, source="hybrid", max_new_tokens=command.ANSWER_TOKENS)
-
-
-def _add_calibrate(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     calibration = commands.add_parser("calibrate", help="find settings that fit a model and its documents")
     command.add_calibration_arguments(calibration)
-    _add_texts(calibration)
-    _add_common(calibration)
-    calibration.set_defaults(run=_calibrate, source="hybrid", max_new_tokens=command.ANSWER_TOKENS)
+    for parser, run in ((evaluation, _eval), (calibration, _calibrate)):
+        _add_texts(parser)
+        _add_common(parser)
+        parser.set_defaults(run=run, source="hybrid", max_new_tokens=command.ANSWER_TOKENS)
 
 
 def _add_texts(parser: argparse.ArgumentParser) -> None:

@@ -285,7 +285,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "paper-70b": {**_PAPER, "gamma": 5e-2},
     "paper-ra-nest": {**_PAPER, "gamma": 5e-1, "mode": "ra-nest"},
     "paper-legal": {**_PAPER, "alpha": 0.2, "gamma": 5e-4},
-    # The best measured row of our own probe: docs/concepts.md tells what the others did.
+    # docs/quality.md tells how these were chosen, and what others did.
     "smollm2-135m-instruct": {
         **_PAPER,
         "gamma": 1e-2,

@@ -115,10 +115,9 @@ class Generation:
             title: A heading, such as the question.
             page: Whether to write a whole document, for a file; else a piece of one, without heading.
         """
-        from nest_engine.rendering import to_html, to_page, view_generation
+        from nest_engine.rendering import to_page_or_piece, view_generation
 
-        view = view_generation(self)
-        return to_page([(title, view)]) if page else to_html(view)
+        return to_page_or_piece(view_generation(self), title=title, page=page)
 
     def to_markdown(self) -> str:
         """The answer as Markdown, with a footnote for each source."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -52,22 +52,29 @@ def rank_sentences(
             sentences.append(Sentence(number, start, end))
             words.append(_stems(text))
             ranks.append(rank)
-    shares = _shares(words, _stems(query))
-    mean = sum(map(len, words)) / max(1, len(words))
-    scores = [
-        share / (1 - _LENGTH + _LENGTH * len(found) / mean) - _RANK * rank if share >= _LEAST_SHARE else 0.0
-        for share, found, rank in zip(shares, words, ranks, strict=True)
-    ]
-    order = sorted(range(len(sentences)), key=lambda i: (-scores[i], i))
-    return [sentences[i] for i in order if shares[i] >= _LEAST_SHARE]
-
-
-def _shares(words: Sequence[Sequence[str]], asked: Sequence[str]) -> list[float]:
-    """Of what a question asks and any sentence has, how much each sentence has; 0 where none has anything."""
-    counts = Counter(stem for found in words for stem in set(found))
-    weights = {stem: math.log(1 + len(words) / counts[stem]) for stem in sorted(set(asked)) if counts[stem]}
+    weights = weigh_terms(words, _stems(query))
     total = sum(weights.values())
-    return [sum(w for stem, w in weights.items() if stem in found) / total if total else 0.0 for found in words]
+    mean = sum(map(len, words)) / max(1, len(words))
+
+    def share(i: int) -> float:
+        return sum(weight for stem, weight in weights.items() if stem in words[i]) / total
+
+    def score(i: int) -> float:
+        return share(i) / (1 - _LENGTH + _LENGTH * len(words[i]) / mean) - _RANK * ranks[i]
+
+    kept = [i for i in range(len(sentences)) if total and share(i) >= _LEAST_SHARE]
+    return [sentences[i] for i in sorted(kept, key=score, reverse=True)]
+
+
+def weigh_terms(sentences: Sequence[Collection[str]], asked: Collection[str]) -> dict[str, float]:
+    """Weights of the terms of a question that some sentence has: the more, the fewer sentences have them.
+
+    Args:
+        sentences: The terms of each sentence.
+        asked: The terms of the question.
+    """
+    counts = Counter(term for found in sentences for term in set(found))
+    return {term: math.log(1 + len(sentences) / counts[term]) for term in sorted(set(asked)) if counts[term]}
 
 
 def _ranges(text: str, ends: NDArray[np.int32]) -> list[tuple[int, int]]:

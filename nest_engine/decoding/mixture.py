@@ -56,6 +56,11 @@ def weight_at(ratio: torch.Tensor, config: NestConfig) -> torch.Tensor:
     return torch.sigmoid((ratio - config.alpha) / config.tau)
 
 
+def sharpness(config: NestConfig, key_dim: int) -> float:
+    """The mu of Eq. 2: the configured one, or 1 / sqrt(key_dim)."""
+    return config.mu if config.mu is not None else 1 / math.sqrt(key_dim)
+
+
 def neighbor_weights(distances: torch.Tensor, mu: float) -> torch.Tensor:
     """How much each neighbor adds to p_kNN (Eq. 2): a softmax of `mu` times the similarity.
 
@@ -187,8 +192,7 @@ def _retrieve(
         none = nothing.long()
         return Neighbors(none, nothing), none[:0].reshape(-1), nothing
     neighbors = index.search(queries, config.neighbors)
-    mu = config.mu if config.mu is not None else 1 / math.sqrt(queries.shape[1])
-    shares = neighbor_weights(neighbors.distances, mu)
+    shares = neighbor_weights(neighbors.distances, sharpness(config, queries.shape[1]))
     retrieved = torch.zeros((len(queries), len(index.vocabulary)), device=queries.device, dtype=queries.dtype)
     retrieved.scatter_add_(1, index.slots[neighbors.entries], shares)
     return neighbors, index.vocabulary, retrieved

@@ -18,6 +18,7 @@ from nest_engine.config import NestConfig
 from nest_engine.datastore.store import MemoryKeyStore
 from nest_engine.engine import NestEngine, search
 from nest_engine.evaluation.baselines import generate_greedily
+from nest_engine.evaluation.reports import engine_facts, find_figure_class, write_texts
 from nest_engine.generation import Generation
 from nest_engine.passages import Passage
 from nest_engine.retrieval.source import PassageSource
@@ -217,10 +218,7 @@ def _quartiles(rates: Sequence[float]) -> tuple[float, float]:
 def _machine(engine: NestEngine, questions: int, repeats: int, limit: int) -> dict[str, Any]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
-        "model": engine.model.name.rsplit("/", 1)[-1],
-        "dtype": str(engine.model.lm.weight_dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
+        **engine_facts(engine),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "system": platform.machine(),
         "questions": questions,
@@ -240,15 +238,11 @@ def write_report(report: Report, folder: Path) -> Iterable[Path]:
     Yields:
         The files written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("bench.json", report.to_json()), ("bench.md", report.to_markdown())):
-        (folder / name).write_text(text + "\n", encoding="utf-8")
-        yield folder / name
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    yield from write_texts(folder, {"bench.json": report.to_json(), "bench.md": report.to_markdown()})
+    figure_class = find_figure_class()
+    if figure_class is None:
         return
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    figure = figure_class(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     rows = [row for row in report.rows() if any(row["stages"].values())]
     left = [0.0] * len(rows)

@@ -246,10 +246,8 @@ class _Work:
         from statistics import median
 
         from nest_engine.evaluation.calibration import fit
-        from nest_engine.evaluation.perplexity import Scorer
 
-        scorer = Scorer(self.engine, self.source, self.collection, self.answers)
-        texts = self._texts()
+        scorer, texts = self._scorer(), self._texts()
         fits: list[tuple[Fit, TokenParts]] = []
         with bar("predicting", len(mus) * len(texts)) as report:
             for mu in mus:
@@ -265,11 +263,21 @@ class _Work:
 
         if self.task.articles:
             return list(targets.article_targets(self.engine, self.task.articles, targets.VARIANTS[1], self.passages))
-        by_id = {passage.id: passage for passage in self.passages}
-        made = list(targets.sentence_targets(self.engine, self.task.questions, by_id))
+        made = self._answer_sentences()
         if not made:
             raise ConfigError("no question names a passage that holds its answer (passage_id): nothing to fit to")
         return made
+
+    def _answer_sentences(self) -> list[Target]:
+        from nest_engine.evaluation.targets import sentence_targets
+
+        by_id = {passage.id: passage for passage in self.passages}
+        return list(sentence_targets(self.engine, self.task.questions, by_id))
+
+    def _scorer(self) -> Scorer:
+        from nest_engine.evaluation.perplexity import Scorer
+
+        return Scorer(self.engine, self.source, self.collection, self.answers)
 
     def asker(self, bar: Callable[[str, int], Any]) -> Callable[[Sequence[System]], Measured]:
         """A function that asks systems all questions and tells what was measured of all systems so far."""
@@ -296,10 +304,9 @@ class _Work:
         self, systems: list[System], perplexity: bool, measured: Measured, bar: Callable[[str, int], Any]
     ) -> None:
         from nest_engine.evaluation import targets
-        from nest_engine.evaluation.perplexity import Scorer
         from nest_engine.evaluation.prediction import choose, predict
 
-        scorer = Scorer(self.engine, self.source, self.collection, self.answers)
+        scorer = self._scorer()
         models = [system for system in systems if not system.extractive]
         if self.task.choices:
             with bar("choosing", len(models) * len(self.task.choices)) as report:
@@ -309,8 +316,7 @@ class _Work:
             with bar(f"predicting, {variant.name}", len(models) * len(made)) as report:
                 predict(scorer, models, made, variant.name, measured, report)
         if perplexity and self.task.questions:
-            by_id = {passage.id: passage for passage in self.passages}
-            made = list(targets.sentence_targets(self.engine, self.task.questions, by_id))
+            made = self._answer_sentences()
             with bar("predicting answer sentences", len(models) * len(made)) as report:
                 predict(scorer, models, made, "answer sentence", measured, report)
 
@@ -337,17 +343,14 @@ def _gather_all(
 
 def _protocol(work: _Work, chosen: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on, beside the settings of each system; nothing about whose machine it was."""
-    import torch
+    from nest_engine.evaluation.reports import engine_facts
 
     return {
-        "model": work.engine.model.name.replace("\\", "/").rsplit("/", 1)[-1],
-        "dtype": str(work.engine.model.lm.weight_dtype).removeprefix("torch."),
+        **engine_facts(work.engine),
         "task": work.task.name,
         "split": chosen.split,
         "items": len(work.task.items),
         "passages": len(work.passages),
         "source": type(work.source).__name__ if work.source is not None else "none",
         "answer_tokens": work.engine.config.max_new_tokens,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
     }

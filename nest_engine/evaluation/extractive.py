@@ -5,11 +5,10 @@ Recall rewards copying, so these stand beside every system that copies.
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 
+from nest_engine.datastore.relevance import weigh_terms
 from nest_engine.datastore.sentences import sentence_bounds
 from nest_engine.lm.tokenizer import Tokenizer
 from nest_engine.passages import Passage
@@ -49,10 +48,8 @@ def best_sentence(question: str, passage: Passage) -> int:
     """
     ranges = split_sentences(passage.text)
     terms = [set(search_terms(passage.text[start:end])) for start, end in ranges]
-    occurrences = Counter(term for sentence in terms for term in sentence)
-    weights = {term: math.log(1 + len(ranges) / occurrences[term]) for term in occurrences}
-    asked = set(search_terms(question))
-    scores = [sum(weights[term] for term in sorted(sentence & asked)) for sentence in terms]
+    weights = weigh_terms(terms, search_terms(question))
+    scores = [sum(weight for term, weight in weights.items() if term in sentence) for sentence in terms]
     return ranges[scores.index(max(scores))][0]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from nest_engine.datastore.sentences import sentence_bounds
 from nest_engine.errors import ConfigError
 from nest_engine.evaluation.answers import Answer
 from nest_engine.evaluation.tasks import Question
@@ -23,7 +24,6 @@ REPEATED_WORDS = 4
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_SENTENCE_END = re.compile(r"""(?:[.!?…]+["'”’»)\]]*|[。！？｡]+["'”’」』）]*)\s*\Z""")
 
 
 def normalize(text: str) -> str:
@@ -139,7 +139,8 @@ def loops(text: str) -> bool:
 
 def stops_mid_sentence(text: str) -> bool:
     """Whether a text is not empty and does not end where a sentence does."""
-    return bool(text.strip()) and _SENTENCE_END.search(text) is None
+    text = text.rstrip()
+    return bool(text) and sentence_bounds(text)[-1:] != [len(text)]
 
 
 def measure(answer: Answer, question: Question) -> dict[str, Ratio]:

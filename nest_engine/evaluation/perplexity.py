@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from nest_engine.config import NestConfig
 from nest_engine.datastore.token_index import TokenIndex
-from nest_engine.decoding.mixture import mix, neighbor_weights, retrieval_confidence, weight_at
+from nest_engine.decoding.mixture import mix, neighbor_weights, retrieval_confidence, sharpness, weight_at
 from nest_engine.engine import NestEngine, search
 from nest_engine.errors import ConfigError, ContextOverflowError
 from nest_engine.evaluation.answers import AnswerFile, Key
@@ -120,7 +120,7 @@ def gather(
     if index is None or not distances.shape[1]:
         nothing = np.zeros(len(target))
         return TokenParts(_numbers(p_lm), nothing, np.full(len(target), np.inf))
-    mu = config.mu if config.mu is not None else mixture.queries.shape[1] ** -0.5
+    mu = sharpness(config, mixture.queries.shape[1])
     is_right = index.values[mixture.neighbors.entries] == wanted[:, None]
     p_knn = (neighbor_weights(distances, mu) * is_right).sum(-1)
     return TokenParts(_numbers(p_lm), _numbers(p_knn), _numbers(retrieval_confidence(distances)))

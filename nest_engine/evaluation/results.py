@@ -13,6 +13,7 @@ import numpy as np
 
 from nest_engine.evaluation.intervals import Interval, difference, interval
 from nest_engine.evaluation.metrics import Ratio
+from nest_engine.evaluation.reports import find_figure_class, write_texts
 from nest_engine.evaluation.runner import Measured
 
 _PERPLEXITY = "perplexity"
@@ -180,15 +181,10 @@ def write_results(results: Results, folder: Path) -> Iterator[Path]:
     Yields:
         The files written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in (("results.json", results.to_json()), ("results.md", results.to_markdown())):
-        (folder / name).write_text(text + "\n", encoding="utf-8")
-        yield folder / name
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    yield from _draw(results, folder, Figure)
+    yield from write_texts(folder, {"results.json": results.to_json(), "results.md": results.to_markdown()})
+    figure_class = find_figure_class()
+    if figure_class is not None:
+        yield from _draw(results, folder, figure_class)
 
 
 def _draw(results: Results, folder: Path, figure_class: Any) -> Iterator[Path]:

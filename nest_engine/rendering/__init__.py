@@ -3,7 +3,7 @@
 `view` says what is shown, without a word of markup; each other module writes it in one form.
 """
 
-from nest_engine.rendering.html import to_html, to_page
+from nest_engine.rendering.html import to_html, to_page, to_page_or_piece
 from nest_engine.rendering.markdown import to_markdown, to_markdown_document
 from nest_engine.rendering.view import Excerpt, Facts, Source, Span, View, make_view, view_generation
 
@@ -18,5 +18,6 @@ __all__ = [
     "to_markdown",
     "to_markdown_document",
     "to_page",
+    "to_page_or_piece",
     "view_generation",
 ]

@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from nest_engine.rendering.characters import DROPPED, REPLACEMENT, character_end, one_line, shorten, visible
 from nest_engine.rendering.link import host
-from nest_engine.rendering.view import Excerpt, Source, Span, View
+from nest_engine.rendering.view import KIND_NOTES, Excerpt, Source, Span, View
 
 _COLORS = 8
 _CARD_QUOTE = 480  # characters of a quote shown in a card; the list has all of it
@@ -25,7 +25,6 @@ _ELSEWHERE = 'target="_blank" rel="noopener noreferrer nofollow"'
 _BLANKS = re.compile(r"[ \t]{2}|\t|^[ \t]", re.MULTILINE)
 # Nothing is fetched and nothing runs, whatever a document may bring in. Styles are in the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-_KIND_NOTES = {"copied": "Copied from", "matched": "The model’s own words, found in"}
 
 
 def to_html(view: View, *, uid: str | None = None) -> str:
@@ -59,6 +58,17 @@ def to_page(answers: Iterable[tuple[str, View]], *, title: str = "Answers") -> s
         f"<title>{escape(one_line(heading))}</title>\n<style>{_style()}</style>\n</head>\n"
         f'<body class="nest-page">\n<main>\n{body}</main>\n</body>\n</html>\n'
     )
+
+
+def to_page_or_piece(view: View, *, title: str, page: bool) -> str:
+    """Write an answer as a whole document under a title, or as a piece of one.
+
+    Args:
+        view: The answer.
+        title: A heading, such as the question; a piece has none.
+        page: Whether to write a whole document.
+    """
+    return to_page([(title, view)]) if page else to_html(view)
 
 
 def _section(question: str, view: View, uid: str) -> str:
@@ -146,10 +156,10 @@ def _span(span: Span, source: Source, shown: str, tail: str, uid: str) -> str:
 
 def _card(span: Span, source: Source) -> str:
     return (
-        f'<span class="nest-card-kind">{_KIND_NOTES[span.kind]}</span> '
+        f'<span class="nest-card-kind">{KIND_NOTES[span.kind]}</span> '
         f'<span class="nest-card-title">{_badge(source.number)}{_title(source)}</span>'
         f"{_excerpt(span.excerpt, _CARD_QUOTE)}"
-        f'<span class="nest-place" dir="ltr">{_place(span)}</span>'
+        f'<span class="nest-place" dir="ltr">{span.place}</span>'
     )
 
 
@@ -198,7 +208,7 @@ def _quote(span: Span, uid: str) -> str:
     return (
         f'<li class="nest-item nest-{span.kind}" id="{uid}-source">'
         f'<details><summary><span class="nest-line">“<bdi>{line}</bdi>”</span> '
-        f'<span class="nest-place" dir="ltr">{span.kind} · {_place(span)}</span></summary>'
+        f'<span class="nest-place" dir="ltr">{span.kind} · {span.place}</span></summary>'
         f"{_excerpt(span.excerpt, len(span.excerpt.quote))}</details>"
         f'<a class="nest-back" href="#{uid}" aria-label="Back to the answer, source {span.number}">↑</a></li>'
     )
@@ -217,10 +227,6 @@ def _title(source: Source) -> str:
 
 def _badge(number: int) -> str:
     return f'<span class="nest-badge">{number}</span> '
-
-
-def _place(span: Span) -> str:
-    return f"characters {span.source_start}–{span.source_end} of the {span.counted_from}"
 
 
 def _facts(view: View) -> str:

@@ -10,14 +10,13 @@ from collections.abc import Iterable
 
 from nest_engine.rendering.characters import DROPPED, character_end, one_line, shorten, visible
 from nest_engine.rendering.link import host
-from nest_engine.rendering.view import Source, Span, View
+from nest_engine.rendering.view import KIND_NOTES, Source, Span, View
 
 _QUOTE = 200  # characters of a quote in a footnote
 _ACTIVE = re.compile(r"[\\`*_{}\[\]<>#|~&$^]|!(?=\[|$)")
 _LINE_START = re.compile(r"^([ \t]*)(?:([-+=:])|(\d{1,9})([.)]))?", re.MULTILINE)
 # Behind a mark these would make it a link, or the definition of one, where footnotes are not known.
 _BEHIND_MARK = re.compile(r"^[(:]")
-_NOTES = {"copied": "Copied from", "matched": "The model’s own words, found in"}
 
 
 def to_markdown(view: View, *, prefix: str = "") -> str:
@@ -110,7 +109,7 @@ def _note(source: Source, view: View, prefix: str) -> str:
         address = source.url.replace("(", "%28").replace(")", "%29")
         title = f"[{title}]({address}) ({_inline(host(source.url))})"
     quotes = "; ".join(_quote(span) for span in spans)
-    kind = _NOTES["copied" if any(span.kind == "copied" for span in spans) else "matched"]
+    kind = KIND_NOTES["copied" if any(span.kind == "copied" for span in spans) else "matched"]
     return f"{_mark(source.number, prefix)}: {kind} {title}: {quotes}"
 
 
@@ -118,5 +117,4 @@ def _quote(span: Span) -> str:
     head, rest = shorten(one_line(span.excerpt.quote), _QUOTE)
     words = f"{_inline(head)} … {_inline(rest)}" if rest else _inline(head)
     matched = ", the model’s own words" if span.kind == "matched" else ""
-    place = f"characters {span.source_start}–{span.source_end} of the {span.counted_from}"
-    return f"“{words}” ({place}{matched})"
+    return f"“{words}” ({span.place}{matched})"

@@ -18,6 +18,9 @@ _CONTEXT = 160  # characters of the source shown on either side of a quote
 _TITLE = 160  # longest title, in characters
 _WORD = 24  # characters within which a word's edge is looked for where the context is cut
 
+KIND_NOTES = {"copied": "Copied from", "matched": "The model’s own words, found in"}
+"""What is said of a span's source, by kind."""
+
 
 @dataclass(frozen=True)
 class Excerpt:
@@ -61,6 +64,11 @@ class Span:
     source_start: int
     source_end: int
     counted_from: Literal["document", "passage"]
+
+    @property
+    def place(self) -> str:
+        """Where the quote stands, in words."""
+        return f"characters {self.source_start}–{self.source_end} of the {self.counted_from}"
 
 
 @dataclass(frozen=True)

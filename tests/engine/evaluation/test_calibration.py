@@ -1,12 +1,10 @@
 """Calibration: the fit against a search by hand, the choice by answers, and the file that comes of it."""
 
 import json
-import logging
 import time
 
 import numpy as np
 import pytest
-from transformers.utils import logging as transformers_logging
 
 from nest_engine import NestConfig, NestEngine, Passage, cli
 from nest_engine.errors import ConfigError
@@ -23,8 +21,8 @@ from nest_engine.evaluation.calibration import (
 from nest_engine.evaluation.perplexity import TokenParts
 from nest_engine.evaluation.runner import Measured
 from nest_engine.evaluation.systems import System
-from tests.texts import BREAD, LIGHTHOUSE, RIVER
-from tests.tiny import tiny_engine, tiny_loaded
+from tests.texts import RIVER
+from tests.tiny import tiny_engine
 
 
 def made_parts(count=2000, seed=0):
@@ -203,38 +201,9 @@ def test_a_datastore_of_another_size_brings_one_warning(caplog):
 # --- the command -----------------------------------------------------------------------
 
 
-@pytest.fixture
-def tiny(monkeypatch, nest_home):
-    def make(name, *, config, store, **arguments):
-        return NestEngine(tiny_loaded(key_layer=config.key_layer), config, store=store)
-
-    monkeypatch.setattr(NestEngine, "from_pretrained", make)
-    logger = logging.getLogger("nest_engine")
-    before = logger.handlers, logger.propagate, logger.level
-    yield
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])  # and not the attribute: loggers below remember what is enabled
-    transformers_logging.enable_progress_bar()
-
-
-def write_rows(path, rows):
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
-@pytest.fixture
-def files(tmp_path):
-    passages = [{"id": "r", "text": RIVER}, {"id": "l", "text": LIGHTHOUSE}, {"id": "b", "text": BREAD}]
-    questions = [
-        {"id": "1", "question": "Where does the river rise?", "answers": ["hills"], "passage_id": "r"},
-        {"id": "2", "question": "Who asked for an electric lamp?", "answers": ["Ada Finch"], "passage_id": "l"},
-    ]
-    return write_rows(tmp_path / "q.jsonl", questions), write_rows(tmp_path / "p.jsonl", passages)
-
-
 def run(task, passages, out, *arguments):
-    flags = ["--passages", passages, "--out", str(out), "--source", "bm25", "--quiet", "--split", "all"]
-    return cli.main(["calibrate", task, *flags, *arguments])
+    flags = ["--passages", passages, "--out", out, "--source", "bm25", "--quiet", "--split", "all"]
+    return cli.main(list(map(str, ["calibrate", task, *flags, *arguments])))
 
 
 def test_calibrate(tiny, files, tmp_path, capsys):
@@ -280,7 +249,8 @@ def test_errors_come_before_the_model(tiny, files, tmp_path, capsys, monkeypatch
 
 
 def test_questions_without_passages_give_nothing_to_fit(tiny, tmp_path, files, capsys):
-    task = write_rows(tmp_path / "n.jsonl", [{"question": "Why?", "answers": ["x"]}])
+    task = tmp_path / "n.jsonl"
+    task.write_text(json.dumps({"question": "Why?", "answers": ["x"]}))
     assert run(task, files[1], tmp_path / "s.json") == 2
     assert "no question names a passage" in capsys.readouterr().err
 
@@ -288,18 +258,8 @@ def test_questions_without_passages_give_nothing_to_fit(tiny, tmp_path, files, c
 def test_the_command_line_takes_a_settings_file(tiny, files, tmp_path, capsys):
     path = tmp_path / "s.json"
     write_settings(path, NestConfig(gamma=0.25, top_passages=2), {})
-    arguments = [
-        "eval",
-        files[0],
-        "--passages",
-        files[1],
-        "--source",
-        "bm25",
-        "--quiet",
-        "--json",
-        "--max-new-tokens",
-        "4",
-    ]
+    task, passages = map(str, files)
+    arguments = ["eval", task, "--passages", passages, "--source", "bm25", "--quiet", "--json", "--max-new-tokens", "4"]
     assert cli.main([*arguments, "--modes", "nest", "--settings", str(path), "--alpha", "0.4"]) == 0
     settings = json.loads(capsys.readouterr().out)["settings"]["nest"]
     assert (settings["gamma"], settings["alpha"], settings["top_passages"]) == (0.25, 0.4, 2)
