@@ -9,6 +9,7 @@ from typing import Protocol
 from nest_engine.config import NestConfig
 from nest_engine.datastore.suffix import SuffixIndex
 from nest_engine.datastore.token_index import Place, TokenIndex
+from nest_engine.decoding.lookahead import Lookahead
 from nest_engine.decoding.mixture import Mixture
 
 _FIRST_CHUNK = 16
@@ -46,8 +47,13 @@ class Drafter(Protocol):
         """
         ...
 
-    def chunk(self) -> int:
-        """How many tokens of a draft, the known one included, to read in the next forward pass."""
+    def guess(self, text: Sequence[int], draft: Sequence[int]) -> Sequence[int]:
+        """Tokens to read ahead in the next forward pass, possibly none: a matter of speed only.
+
+        Args:
+            text: The tokens so far, those of the prompt included.
+            draft: What is left of the span, if there is one.
+        """
         ...
 
     def learn(self, guessed: int, right: int) -> None:
@@ -58,31 +64,27 @@ class Drafter(Protocol):
 class AdaptiveChunk:
     """A chunk length that follows acceptance: doubled when all was right, cut back to what was."""
 
-    def __init__(self, fixed: int | None = None) -> None:
-        """Adapt, or keep to a fixed length of `fixed` tokens."""
-        self._fixed = fixed
-        self._length = _FIRST_CHUNK
-
-    def chunk(self) -> int:
-        """Tokens to read in the next pass."""
-        return self._fixed or self._length
+    def __init__(self) -> None:
+        """Begin with a short one."""
+        self.length = _FIRST_CHUNK
 
     def learn(self, guessed: int, right: int) -> None:
         """Grow after a full success; else shrink towards what was right."""
         if guessed and right == guessed:
-            self._length = min(2 * self._length, _LONGEST_CHUNK)
+            self.length = min(2 * self.length, _LONGEST_CHUNK)
         elif guessed:
-            self._length = max(_FIRST_CHUNK, (self._length + right + 1) // 2)
+            self.length = max(_FIRST_CHUNK, (self.length + right + 1) // 2)
 
 
-class NeighborDrafter(AdaptiveChunk):
+class NeighborDrafter:
     """Starts at the nearest neighbor that has the chosen token as value, where lambda is at most delta (Eq. 5)."""
 
     def __init__(self, index: TokenIndex, config: NestConfig) -> None:
         """Draft from `index`."""
-        super().__init__(config.draft_chunk)
         self._index = index
         self._delta = config.delta
+        self._fixed_chunk = config.draft_chunk
+        self._chunk = AdaptiveChunk()
 
     def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
         """The place of the nearest neighbor: see `Drafter.start`."""
@@ -90,6 +92,15 @@ class NeighborDrafter(AdaptiveChunk):
             return None
         entry = mixture.nearest_with(token, row)
         return None if entry is None else Start(self._index.place(entry), with_chosen=True)
+
+    def guess(self, text: Sequence[int], draft: Sequence[int]) -> Sequence[int]:
+        """The next part of the span: see `Drafter.guess`."""
+        # The known token that is read before the guesses belongs to the chunk.
+        return draft[: (self._fixed_chunk or self._chunk.length) - 1]
+
+    def learn(self, guessed: int, right: int) -> None:
+        """Adapt the chunk: see `Drafter.learn`."""
+        self._chunk.learn(guessed, right)
 
 
 class SentenceDrafter(NeighborDrafter):
@@ -113,14 +124,15 @@ class SentenceDrafter(NeighborDrafter):
         return super().start(token, mixture, row, text, begins=begins)
 
 
-class SuffixDrafter(AdaptiveChunk):
+class SuffixDrafter:
     """Continues the longest suffix of the text that occurs in the passages. It needs no keys."""
 
     def __init__(self, index: TokenIndex, config: NestConfig) -> None:
         """Draft from the passages of `index`."""
-        super().__init__(config.draft_chunk)
+        self._fixed_chunk = config.draft_chunk
         self._lengths = {number: len(ids) for number, ids in index.token_ids.items()}
         self._suffixes = SuffixIndex(index.token_ids)
+        self._lookahead = Lookahead(index.token_ids)
 
     def start(self, token: int, mixture: Mixture, row: int, text: Sequence[int], *, begins: bool) -> Start | None:
         """The place behind the longest match: see `Drafter.start`."""
@@ -128,6 +140,18 @@ class SuffixDrafter(AdaptiveChunk):
         if match is None or match.place.position + 1 == self._lengths[match.place.passage]:
             return None
         return Start(Place(match.place.passage, match.place.position + 1), with_chosen=False)
+
+    def guess(self, text: Sequence[int], draft: Sequence[int]) -> Sequence[int]:
+        """How the text went on before: see `Drafter.guess`.
+
+        Where the answer is copied from and what is guessed are two questions: the text itself,
+        its prompt included, is a good place to guess from and no source.
+        """
+        ahead = self._lookahead.guess(text)
+        return ahead if self._fixed_chunk is None else ahead[: self._fixed_chunk - 1]
+
+    def learn(self, guessed: int, right: int) -> None:
+        """Nothing: how far to guess follows from the match alone."""
 
 
 def make_drafter(index: TokenIndex | None, config: NestConfig) -> Drafter | None:

@@ -263,14 +263,14 @@ class DecodeLoop:
         return self._mixture, row
 
     def _guess(self, draft: Sequence[int]) -> Sequence[int]:
-        """How much of a draft to read ahead: a matter of speed only."""
+        """What to read ahead: a matter of speed only."""
         # What lies behind the last token of the answer need not be known.
         room = max(0, self._config.max_new_tokens - self._position - 1)
-        if self._drafter is None or not draft:
-            return self.reader.foresee()[:room]
-        if self.reader.guessed:
-            self._drafter.learn(self.reader.guessed, self.reader.counts.accepted - self._accepted_before)
-        return draft[: min(self._drafter.chunk() - 1, room)]
+        reader, ahead = self.reader, draft[:0]
+        if self._drafter is not None and reader.readings:
+            self._drafter.learn(reader.guessed, reader.counts.accepted - self._accepted_before)
+            ahead = self._drafter.guess(reader.tokens, draft)
+        return (ahead or reader.foresee())[:room]
 
     def _end_sentence(self, mixture: Mixture, row: int) -> None:
         """Passages hold no end token: end where a copied sentence did, if the LM would end there too."""
