@@ -94,6 +94,7 @@ class NestEngine:
         dtype: str | torch.dtype | None = None,
         store: KeyStore | str | Path | None = None,
         model_arguments: Mapping[str, Any] | None = None,
+        pack_weights: bool | None = None,
         progress: bool = False,
     ) -> Self:
         """Load a model by name and make an engine of it.
@@ -106,6 +107,8 @@ class NestEngine:
             dtype: Number format of the weights; by default float32 on a CPU, else the model's own.
             store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             model_arguments: More arguments of transformers' `from_pretrained`.
+            pack_weights: Keep a second copy of the weights in the order that the CPU reads fastest; by
+                default where that pays and the copy is no larger than 2 GiB.
             progress: Show progress bars for long work, on standard error.
 
         Raises:
@@ -121,6 +124,7 @@ class NestEngine:
             device_map=device_map,
             dtype=dtype,
             model_arguments=model_arguments,
+            pack_weights=pack_weights,
             progress=progress,
         )
         return cls(model, config, store=store, progress=progress)
