@@ -179,6 +179,7 @@ def _bench(chosen: argparse.Namespace) -> int:
             source,
             questions,
             systems=systems,
+            gguf=chosen.gguf,
             max_new_tokens=chosen.tokens,
             repeats=chosen.repeats,
             report=report,
@@ -467,6 +468,7 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.add_argument("--repeats", type=int, default=1, metavar="N", help="ask each N times (1)")
     bench.add_argument("--tokens", type=int, default=64, metavar="N", help="longest answer (64)")
     bench.add_argument("--systems", default=_BENCH_SYSTEMS, metavar="A,B", help=f"what to measure ({_BENCH_SYSTEMS})")
+    bench.add_argument("--gguf", type=Path, metavar="FILE", help="model file for the system llama.cpp")
     bench.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.md and bench.png there")
     _add_texts(bench)
     _add_common(bench)
