@@ -1,6 +1,7 @@
 """Tasks from files: every format, and errors that name the place and the fix."""
 
 import json
+from pathlib import Path
 
 import pytest
 
