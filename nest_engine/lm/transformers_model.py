@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from nest_engine.errors import UnsupportedModelError
 from nest_engine.lm.fingerprint import adapter_state, fingerprint_model
+from nest_engine.lm.memory import memory_guard
 from nest_engine.lm.packing import PackedWeights
 from nest_engine.lm.protocol import Reading
 from nest_engine.lm.tap import KeyTap, find_layers
@@ -140,7 +141,7 @@ class TransformersModel:
         # Padding stands on the right: with causal attention no real token sees it, so no mask is needed.
         padded = [[*ids, *([ids[-1]] * (longest - len(ids)))] for ids in sequences]
         tokens = torch.tensor(padded, device=self.device)
-        with self._lock, self._tap.catch(stop=True) as caught:
+        with self._lock, memory_guard(tokens.numel()), self._tap.catch(stop=True) as caught:
             self._model(input_ids=tokens, use_cache=False)
         hidden = caught[0].reshape(len(sequences), longest, -1)
         return [hidden[row, : len(ids)].clone() for row, ids in enumerate(sequences)]
@@ -152,7 +153,7 @@ class TransformersModel:
         arguments = {"input_ids": tokens, self._cache_name: cache, "use_cache": True}
         if last_only and self._keeps_logits:
             arguments["logits_to_keep"] = 1
-        with self._lock, self._tap.catch() as caught:
+        with self._lock, memory_guard(len(token_ids)), self._tap.catch() as caught:
             output = self._model(**arguments)
         logits, queries = output.logits[0], caught[0].reshape(len(token_ids), -1)
         if last_only:
