@@ -27,7 +27,7 @@ def test_one_page_for_each_package():
 @pytest.mark.parametrize("package", PACKAGES)
 def test_every_public_name_once(package):
     names = importlib.import_module(package).__all__
-    assert set(f"{package}.{name}" for name in names) <= set(entries(package))
+    assert {f"{package}.{name}" for name in names} <= set(entries(package))
     assert len(entries(package)) == len(set(entries(package)))
 
 

@@ -18,7 +18,10 @@ FIELDS = {field.name: field for field in dataclasses.fields(NestConfig)}
 def tables(text: str) -> list[list[list[str]]]:
     """Tables of a Markdown text, as rows of cells; the second row, of dashes, is left out."""
     found = re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
-    rows = [[[cell.strip() for cell in re.split(r"(?<= )\|(?= )", line.strip("|"))] for line in table.splitlines()] for table in found]
+    rows = [
+        [[cell.strip() for cell in re.split(r"(?<= )\|(?= )", line.strip("|"))] for line in table.splitlines()]
+        for table in found
+    ]
     return [[table[0], *table[2:]] for table in rows]
 
 
