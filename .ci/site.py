@@ -63,7 +63,7 @@ def up(page: Page) -> str:
 
 def from_docs(readme: str) -> str:
     """The README as if it lay in docs/."""
-    return readme.replace("](docs/", "](").replace('src="docs/', 'src="').replace("](LICENSE)", "](LICENSE.txt)")
+    return readme.replace("](docs/", "](").replace("](LICENSE)", "](LICENSE.txt)")
 
 
 def page_of(notebook: dict[str, Any], download: str) -> str:

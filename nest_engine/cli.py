@@ -1,4 +1,4 @@
-"""The command line: `nest-engine demo`, `ask`, `index`, `store`, `bench`, `eval`, `calibrate`.
+"""The command line: `nest-engine demo`, `ask`, `index`, `store`, `bench`, `scale`, `eval`, `calibrate`.
 
 Answers go to standard output; progress, warnings and errors to standard error.
 Exit codes: 0, 2 for a wrong use or any `NestError`, 130 after Ctrl-C.
@@ -179,6 +179,7 @@ def _bench(chosen: argparse.Namespace) -> int:
             source,
             questions,
             systems=systems,
+            gguf=chosen.gguf,
             max_new_tokens=chosen.tokens,
             repeats=chosen.repeats,
             report=report,
@@ -187,6 +188,23 @@ def _bench(chosen: argparse.Namespace) -> int:
     if chosen.out is not None:
         for path in write_report(measured, chosen.out):
             print(f"written: {path}", file=sys.stderr)
+    return 0
+
+
+def _scale(chosen: argparse.Namespace) -> int:
+    """Measure what a search costs against the size of the collection."""
+    from nest_engine.evaluation.scale import costs_table, measure_costs
+    from nest_engine.progress import progress_bar
+
+    if min(chosen.sizes) < 1 or chosen.queries < 1:
+        raise ConfigError("sizes and queries must be at least 1")
+    costs = []
+    with progress_bar("measuring", 3 * len(chosen.sizes), enabled=not chosen.quiet) as report:
+        for cost in measure_costs(chosen.sizes, queries=chosen.queries):
+            costs.append(cost)
+            if report is not None:
+                report(1)
+    print(costs_table(costs))
     return 0
 
 
@@ -418,6 +436,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_index(commands)
     _add_store(commands)
     _add_bench(commands)
+    _add_scale(commands)
     _add_evaluation(commands)
     return parser
 
@@ -467,10 +486,20 @@ def _add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     bench.add_argument("--repeats", type=int, default=1, metavar="N", help="ask each N times (1)")
     bench.add_argument("--tokens", type=int, default=64, metavar="N", help="longest answer (64)")
     bench.add_argument("--systems", default=_BENCH_SYSTEMS, metavar="A,B", help=f"what to measure ({_BENCH_SYSTEMS})")
+    bench.add_argument("--gguf", type=Path, metavar="FILE", help="model file for the system llama.cpp")
     bench.add_argument("--out", type=Path, metavar="DIR", help="write bench.json, bench.md and bench.png there")
     _add_texts(bench)
     _add_common(bench)
     bench.set_defaults(run=_bench, question=None)
+
+
+def _add_scale(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    scale = commands.add_parser("scale", help="measure what a search costs against the size of a made-up collection")
+    scale.add_argument("sizes", nargs="*", type=int, default=[1_000, 10_000, 100_000], metavar="N", help="passages")
+    scale.add_argument("--queries", type=int, default=50, metavar="N", help="queries at each size (50)")
+    scale.add_argument("--quiet", action="store_true", help="no progress bar")
+    scale.add_argument("--debug", action="store_true", help="tell more, and show where an error comes from")
+    scale.set_defaults(run=_scale)
 
 
 def _add_evaluation(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

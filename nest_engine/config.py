@@ -85,6 +85,9 @@ class NestConfig:
     end_probability: float | None = _setting(
         None, "p_LM of the end token at which a copied sentence ends the answer; None: where it is the likeliest"
     )
+    whole_sentences: bool = _setting(
+        False, "end behind a copied sentence rather than begin to copy another that the token limit would cut"
+    )
     draft_chunk: int | None = _setting(
         None, "draft tokens per forward pass, never visible in the output; None: adapts", "tokens"
     )
@@ -266,6 +269,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "span_start": _choice(SpanStart),
     "gamma": (lambda v: _real(v) and 0 < v <= 1, "above 0 and at most 1"),
     "end_probability": (lambda v: v is None or (_real(v) and 0 < v <= 1), "None, or above 0 and at most 1"),
+    "whole_sentences": (lambda v: isinstance(v, bool), "True or False"),
     "draft_chunk": _optional_count(1),
     "max_new_tokens": _count(1),
     "temperature": (lambda v: _real(v) and 0 <= v < math.inf, "0 (greedy) or a number above"),
@@ -292,6 +296,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "top_passages": 5,
         "end_probability": 0.02,
         "span_start": "sentence",
+        "whole_sentences": True,
     },
 }
 """Named settings: the paper's (section 8 of its appendix) and those measured for a model."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -20,12 +20,13 @@ from nest_engine.datastore.opener import DatastoreOpener, OpenPassages, list_pas
 from nest_engine.datastore.store import KeyStore, open_store
 from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.decoding.loop import DecodeLoop, Refresh
-from nest_engine.decoding.reader import LogitsProcessor
+from nest_engine.decoding.reader import Counts, LogitsProcessor
 from nest_engine.errors import ConfigError, PassageError, SourceError
 from nest_engine.generation import FinishReason, Generation, GenerationPiece, Seconds, Stats
 from nest_engine.lm.detokenizer import Detokenizer
 from nest_engine.lm.loading import LoadedModel, load_model
 from nest_engine.lm.prompts import Message, Prompt, PromptBuilder, Task, find_query, to_messages
+from nest_engine.metrics import CallMetrics, Notifier, Observer, Outcome
 from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.progress import progress_bar
 from nest_engine.retrieval.source import PassageSource
@@ -48,6 +49,7 @@ class NestEngine:
 
     Attributes:
         config: The settings that calls start from.
+        observer: Called with the `CallMetrics` of each call; None by default.
         model: The language model and its tokenizer.
     """
 
@@ -72,7 +74,17 @@ class NestEngine:
         self._opener = DatastoreOpener(model.lm, model.tokenizer, open_store(store))
         self._progress = progress
         self._warned_of_size = False
+        self._notifier = Notifier()
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
+
+    @property
+    def observer(self) -> Observer | None:
+        """Called with the `CallMetrics` of every call behind its end; may be set."""
+        return self._notifier.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._notifier.observer = observer
 
     @property
     def store(self) -> KeyStore:
@@ -94,6 +106,7 @@ class NestEngine:
         dtype: str | torch.dtype | None = None,
         store: KeyStore | str | Path | None = None,
         model_arguments: Mapping[str, Any] | None = None,
+        pack_weights: bool | None = None,
         progress: bool = False,
     ) -> Self:
         """Load a model by name and make an engine of it.
@@ -106,6 +119,8 @@ class NestEngine:
             dtype: Number format of the weights; by default float32 on a CPU, else the model's own.
             store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             model_arguments: More arguments of transformers' `from_pretrained`.
+            pack_weights: Keep a second copy of the weights in the order that the CPU reads fastest; by
+                default where that pays and the copy is no larger than 2 GiB.
             progress: Show progress bars for long work, on standard error.
 
         Raises:
@@ -121,6 +136,7 @@ class NestEngine:
             device_map=device_map,
             dtype=dtype,
             model_arguments=model_arguments,
+            pack_weights=pack_weights,
             progress=progress,
         )
         return cls(model, config, store=store, progress=progress)
@@ -206,15 +222,37 @@ class NestEngine:
             template_arguments=dict(template_arguments or {}),
         )
         # The checks above happen now; what follows, when the first piece is asked for.
-        return self._answer(call, source, passages)
+        return self._observed(call, source, passages)
 
-    def _answer(
+    def _observed(
         self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
     ) -> Iterator[GenerationPiece]:
-        clock = _Clock()
-        opened = OpenPassages(self._opener, call.config)
+        """Answer, and tell the observer what became of it."""
+        progress = _Progress(OpenPassages(self._opener, call.config))
+        outcome: Outcome = "cancelled"
+        failure = ""
+        try:
+            with closing(self._answer(call, source, passages, progress)) as pieces:
+                for piece in pieces:
+                    if piece.generation is not None:
+                        outcome = piece.generation.finish_reason
+                    yield piece
+        except Exception as error:
+            outcome, failure = "error", type(error).__name__
+            raise
+        finally:
+            self._notifier.tell(progress.metrics(call.config.mode, outcome, failure))
+
+    def _answer(
+        self,
+        call: _Call,
+        source: PassageSource | None,
+        passages: Sequence[Passage] | None,
+        progress: _Progress,
+    ) -> Generator[GenerationPiece]:
+        clock, opened = progress.clock, progress.opened
         with clock.measure("retrieve"):
-            found = self._retrieve(call, source, passages)
+            found = progress.found = self._retrieve(call, source, passages)
         prompt = self._build_prompt(call, found)
         with clock.measure("encode"):
             index = self._open(opened, call, found, source)
@@ -222,6 +260,7 @@ class NestEngine:
         refresh = self._make_refresh(call.config, opened, source)
         loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
         transcript = self._make_transcript(opened, call.config)
+        progress.loop, progress.transcript, progress.prompt_tokens = loop, transcript, len(prompt.ids)
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
         reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
@@ -389,9 +428,41 @@ class _Clock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
-    def read(self, loop: DecodeLoop) -> Seconds:
+    def read(self, loop: DecodeLoop | None) -> Seconds:
         total = sum(self.seconds.values())
-        return Seconds(**self.seconds, total=total, lm=loop.reader.counts.lm_seconds, mix=loop.mix_seconds)
+        lm, mix = (loop.reader.counts.lm_seconds, loop.mix_seconds) if loop is not None else (0.0, 0.0)
+        return Seconds(**self.seconds, total=total, lm=lm, mix=mix)
+
+
+@dataclass
+class _Progress:
+    """How far a call has come."""
+
+    opened: OpenPassages
+    clock: _Clock = field(default_factory=_Clock)
+    found: Sequence[ScoredPassage] = ()
+    prompt_tokens: int = 0
+    loop: DecodeLoop | None = None
+    transcript: Transcript | None = None
+
+    def metrics(self, mode: str, outcome: Outcome, error: str) -> CallMetrics:
+        counts = self.loop.reader.counts if self.loop is not None else Counts()
+        return CallMetrics(
+            mode=mode,
+            outcome=outcome,
+            error=error,
+            tokens=self.transcript.tokens if self.transcript is not None else 0,
+            attributed_tokens=self.transcript.attributed if self.transcript is not None else 0,
+            citations=len(self.transcript.citations) if self.transcript is not None else 0,
+            lm_calls=counts.lm_calls,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            prompt_tokens=self.prompt_tokens,
+            passages=len(self.found),
+            store_hits=self.opened.counts.hits,
+            store_misses=self.opened.counts.misses,
+            seconds=self.clock.read(self.loop),
+        )
 
 
 def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -74,11 +75,25 @@ def open_store(store: KeyStore | str | Path | None) -> KeyStore:
     return store
 
 
+@dataclass
+class StoreCounts:
+    """How many passages' keys were found in a store.
+
+    Attributes:
+        hits: Passages that were there.
+        misses: Passages that had to be encoded.
+    """
+
+    hits: int = 0
+    misses: int = 0
+
+
 def get_or_encode(
     passages: Sequence[Passage],
     encoder: PassageEncoder,
     store: KeyStore,
     report: Callable[[int], None] | None = None,
+    counts: StoreCounts | None = None,
 ) -> list[EncodedPassage]:
     """Look passages up in a store; encode and keep those that are not there.
 
@@ -87,6 +102,7 @@ def get_or_encode(
         encoder: Encodes what is missing.
         store: Where keys are kept.
         report: Called with the number of passages ready since the last call.
+        counts: Takes how many were there.
 
     Returns:
         The encoded passages, in the order of `passages`.
@@ -94,6 +110,9 @@ def get_or_encode(
     addresses = [encoder.address(passage) for passage in passages]
     found = store.get_many(list(dict.fromkeys(addresses)))
     missing = {a: p for a, p in zip(addresses, passages, strict=True) if a not in found}
+    if counts is not None:
+        counts.hits += len(found)
+        counts.misses += len(missing)
     if report is not None:
         report(len(passages) - len(missing))
     for batch in _groups(missing.items()):

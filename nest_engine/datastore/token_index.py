@@ -183,6 +183,16 @@ class TokenIndex:
         """Whether a sentence ends with the token at a place."""
         return self._sentence_ends is not None and bool(self._sentence_ends[self._rows[place.passage]][place.position])
 
+    def rest_of_sentence(self, place: Place) -> int:
+        """Tokens from a place to the end of its sentence, or of its passage."""
+        row = self._rows[place.passage]
+        rest = len(self.token_ids[place.passage]) - place.position
+        if self._sentence_ends is None:
+            return rest
+        ends = self._sentence_ends[row][place.position :]
+        first = int(ends.argmax()) if len(ends) else 0
+        return first + 1 if len(ends) and ends[first] else rest
+
     def is_masked(self, place: Place) -> bool:
         """Whether the entry whose value stands at a place is masked."""
         entry = self.entry(place)

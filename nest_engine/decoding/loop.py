@@ -203,6 +203,7 @@ class DecodeLoop:
                     yield self._emit_own(self._choose(mixture, row), mixture, row)
                     return
                 weight = float(mixture.weights[row])
+            self._end_before_cut(index, place)
             self.reader.push(token)
             self._sentence_ended = index.ends_sentence(place)
             yield Emission(token, place, weight)
@@ -271,6 +272,13 @@ class DecodeLoop:
             self._drafter.learn(reader.guessed, reader.counts.accepted - self._accepted_before)
             ahead = self._drafter.guess(reader.tokens, draft)
         return (ahead or reader.foresee())[:room]
+
+    def _end_before_cut(self, index: TokenIndex, place: Place) -> None:
+        """End behind a copied sentence where copying on from a place would be cut by the limit in mid-sentence."""
+        if not self._config.whole_sentences or not self._sentence_ended or self._config.mode == "lossless":
+            return
+        if index.rest_of_sentence(place) > self._config.max_new_tokens - self._position:
+            raise _End
 
     def _end_sentence(self, mixture: Mixture, row: int) -> None:
         """Passages hold no end token: end where a copied sentence did, if the LM would end there too."""

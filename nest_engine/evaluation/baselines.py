@@ -1,16 +1,18 @@
-"""What a user would run instead: transformers' own greedy generation, plain and with prompt lookup."""
+"""What a user would run instead: transformers' own greedy generation, plain and with prompt lookup; llama.cpp."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from nest_engine.engine import NestEngine
+from nest_engine.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -64,3 +66,43 @@ def generate_greedily(
     if ids and ids[-1] in lm.end_ids:
         ids.pop()
     return BaselineRun(ids, end - start, end - (first.at or end))
+
+
+class LlamaCpp:
+    """A GGUF file in llama.cpp, through llama-cpp-python."""
+
+    def __init__(self, gguf: Path, threads: int, end_ids: frozenset[int]) -> None:
+        """Load the file.
+
+        Args:
+            gguf: The model.
+            threads: Threads of a forward pass.
+            end_ids: Tokens that end an answer.
+
+        Raises:
+            ConfigError: If llama-cpp-python is not installed, or there is no such file.
+        """
+        try:
+            from llama_cpp import Llama
+        except ImportError as error:
+            raise ConfigError("llama.cpp is measured where llama-cpp-python is installed (it compiles)") from error
+        if not gguf.is_file():
+            raise ConfigError(f"no file {gguf}: --gguf names the model that llama.cpp runs")
+        self._llama = Llama(str(gguf), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+        self._end_ids = end_ids
+
+    def generate_greedily(self, prompt: Sequence[int], max_new_tokens: int) -> BaselineRun:
+        """Generate with llama.cpp: see `generate_greedily`."""
+        ids: list[int] = []
+        start = first = time.perf_counter()
+        self._llama.reset()
+        for token in self._llama.generate(list(prompt), temp=0.0, top_k=1, repeat_penalty=1.0):
+            if not ids:
+                first = time.perf_counter()
+            if token in self._end_ids:
+                break
+            ids.append(token)
+            if len(ids) == max_new_tokens:
+                break
+        end = time.perf_counter()
+        return BaselineRun(ids, end - start, end - first)

@@ -17,7 +17,8 @@ import torch
 from nest_engine.config import NestConfig
 from nest_engine.datastore.store import MemoryKeyStore
 from nest_engine.engine import NestEngine, search
-from nest_engine.evaluation.baselines import generate_greedily
+from nest_engine.errors import ConfigError
+from nest_engine.evaluation.baselines import LlamaCpp, generate_greedily
 from nest_engine.evaluation.reports import engine_facts, find_figure_class, write_texts
 from nest_engine.generation import Generation
 from nest_engine.passages import Passage
@@ -27,6 +28,7 @@ LOOKUP_TOKENS = 10
 """Draft length of transformers' prompt lookup: the value of its documentation."""
 
 BASELINES = ("transformers", "transformers ra", "transformers ra + prompt lookup")
+LLAMA_CPP = "llama.cpp"
 MODES = ("lm", "ra", "knn-lm", "nest", "ra-nest", "lossless", "lossless ra")
 STAGES = ("retrieve", "encode", "prefill", "lm", "mix", "other")
 
@@ -105,6 +107,7 @@ def run_bench(
     questions: Sequence[str],
     *,
     systems: Sequence[str] = (*BASELINES, *MODES, "nest cold"),
+    gguf: Path | None = None,
     max_new_tokens: int = 64,
     repeats: int = 1,
     report: Callable[[int], None] | None = None,
@@ -115,13 +118,17 @@ def run_bench(
         engine: The engine; its configuration is the preset that is measured.
         source: Where passages come from.
         questions: What to ask.
-        systems: Names from `BASELINES`, `MODES`; a mode with ` cold` behind it encodes afresh.
+        systems: Names from `BASELINES`, `MODES`, or `LLAMA_CPP`. Behind a mode may stand ` cold`: it encodes
+            afresh; and settings, as in `nest gamma=0.05 top_passages=20`.
+        gguf: The model file that `LLAMA_CPP` runs.
         max_new_tokens: The limit of an answer, in tokens.
         repeats: How often each question is asked.
         report: Called with the number of answers since the last call.
     """
     samples: dict[str, list[Sample]] = {name: [] for name in systems}
-    ask = {name: _system(name, engine, source, max_new_tokens) for name in systems}
+    ask = {name: _system(name, engine, source, max_new_tokens) for name in systems if name != LLAMA_CPP}
+    if LLAMA_CPP in systems:
+        ask[LLAMA_CPP] = _llama_cpp(engine, gguf, max_new_tokens)
     warm_up = questions[0]
     for name in systems:
         ask[name](warm_up)
@@ -140,11 +147,34 @@ def _system(name: str, engine: NestEngine, source: PassageSource, limit: int) ->
     """A function that answers a question with one system."""
     if name in BASELINES:
         return lambda question: _ask_baseline(name, engine, source, question, limit)
-    cold, mode = name.endswith(" cold"), name.removesuffix(" cold")
-    settings: dict[str, Any] = {"mode": mode.removesuffix(" ra"), "max_new_tokens": limit}
-    if mode.endswith(" ra"):
+    mode, *words = name.split()
+    settings: dict[str, Any] = {"mode": mode, "max_new_tokens": limit}
+    if "ra" in words:
         settings["passages_in_prompt"] = True
-    return lambda question: _ask(engine, source, question, settings, cold=cold)
+    settings |= dict(_setting(word) for word in words if "=" in word)
+    engine.config.replace(**settings)  # a wrong one is told now and not in the middle
+    return lambda question: _ask(engine, source, question, settings, cold="cold" in words)
+
+
+def _setting(word: str) -> tuple[str, Any]:
+    name, _, value = word.partition("=")
+    try:
+        return name, json.loads(value)
+    except json.JSONDecodeError:
+        return name, value
+
+
+def _llama_cpp(engine: NestEngine, gguf: Path | None, limit: int) -> Callable[[str], Sample]:
+    """A function that answers a question with llama.cpp, on the prompt of the plain model."""
+    if gguf is None:
+        raise ConfigError("llama.cpp runs a GGUF file: name it with --gguf FILE")
+    llama = LlamaCpp(gguf, torch.get_num_threads(), engine.model.lm.end_ids)
+
+    def ask(question: str) -> Sample:
+        run = llama.generate_greedily(engine.build_prompt(question, passages=[]), limit)
+        return Sample(len(run.token_ids), run.decode_seconds, run.seconds)
+
+    return ask
 
 
 def _ask(engine: NestEngine, source: PassageSource, question: str, settings: dict[str, Any], *, cold: bool) -> Sample:
@@ -152,7 +182,8 @@ def _ask(engine: NestEngine, source: PassageSource, question: str, settings: dic
     if cold:
         engine.store = MemoryKeyStore()
     elif NestConfig(mode=settings["mode"]).uses_keys:
-        engine.encode([s.passage for s in search(source, question, engine.config.top_passages)])
+        wanted = settings.get("top_passages", engine.config.top_passages)
+        engine.encode([s.passage for s in search(source, question, wanted)])
     try:
         return _sample(engine.generate(question, source=source, min_relevance=-float("inf"), **settings))
     finally:

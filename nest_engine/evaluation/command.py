@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ablate", action="store_true", help="instead of modes: the method's parts, one after another")
     parser.add_argument("--sweep", action="append", default=[], metavar="NAME=V,V", help="also: values of a setting")
     parser.add_argument("--perplexity", action="store_true", help="also: perplexity of the sentences with the answers")
+    parser.add_argument(
+        "--without-gold", action="store_true", help="take the passages that hold its answer from each question"
+    )
     parser.add_argument("--base", metavar="SYSTEM", help="what the others are compared with (ra, else lm)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep answers and results there; a second run goes on")
 
@@ -128,7 +131,8 @@ def _prepare(
     kept = AnswerFile(answers)
     engine = tools.engine(tools.config_of("nest"))
     source = tools.source(passages) if passages else None
-    return _Work(task, passages, engine, source, f"{type(source).__name__} {digest_passages(passages)}", kept)
+    collection = f"{type(source).__name__} {digest_passages(passages)}"
+    return _Work(task, passages, engine, source, collection, kept, getattr(chosen, "without_gold", False))
 
 
 def calibrate(chosen: argparse.Namespace, tools: Tools) -> dict[str, Any]:
@@ -227,6 +231,7 @@ class _Work:
     source: PassageSource | None
     collection: str
     answers: AnswerFile
+    without_gold: bool = False
 
     def measure(self, systems: list[System], perplexity: bool, bar: Callable[[str, int], Any]) -> Measured:
         """Do everything that the task and the arguments ask for."""
@@ -296,7 +301,8 @@ class _Work:
         from nest_engine.evaluation.runner import Runner
         from nest_engine.retrieval.source import ListSource
 
-        runner = Runner(self.engine, self.source or ListSource([]), self.collection, self.answers)
+        source = self.source or ListSource([])
+        runner = Runner(self.engine, source, self.collection, self.answers, without_gold=self.without_gold)
         with bar("answering", len(systems) * len(self.task.questions)) as report:
             runner.run(systems, self.task.questions, measured, report)
 
@@ -351,6 +357,7 @@ def _protocol(work: _Work, chosen: argparse.Namespace) -> dict[str, Any]:
         "split": chosen.split,
         "items": len(work.task.items),
         "passages": len(work.passages),
+        **({"without": "passages that hold the answer"} if work.without_gold else {}),
         "source": type(work.source).__name__ if work.source is not None else "none",
         "answer_tokens": work.engine.config.max_new_tokens,
     }

@@ -146,16 +146,11 @@ def stops_mid_sentence(text: str) -> bool:
 def measure(answer: Answer, question: Question) -> dict[str, Ratio]:
     """All metrics of one answer.
 
-    Citation metrics count only where the passages that hold the answer are known, and deltas
-    only for questions with wrong answers.
+    What compares with gold answers counts only where there are some, citation metrics only
+    where the passages that hold the answer are known, and deltas only for questions with wrong answers.
     """
     ratios: dict[str, Ratio] = {
-        "recall": (recall(answer.text, question.answers), 1),
-        "recall@20": (recall(answer.head, question.answers), 1),
-        "em": (exact_match(answer.text, question.answers), 1),
-        "f1": (f1(answer.text, question.answers), 1),
-        **_once(rouge(answer.text, question.answers)),
-        **(_once(truthfulness(answer.text, question)) if question.wrong_answers else {}),
+        **(_answer_ratios(answer, question) if question.answers else {}),
         **_citation_ratios(answer, set(question.passage_ids)),
         "attribution": (answer.attributed, answer.tokens),
         "mean_run": (sum(answer.runs), len(answer.runs)),
@@ -169,6 +164,18 @@ def measure(answer: Answer, question: Question) -> dict[str, Ratio]:
         "decode tokens/s": (max(answer.tokens - 1, 0), answer.decode_seconds),
     }
     return ratios
+
+
+def _answer_ratios(answer: Answer, question: Question) -> dict[str, Ratio]:
+    """How near is the text to the gold answers?"""
+    return {
+        "recall": (recall(answer.text, question.answers), 1),
+        "recall@20": (recall(answer.head, question.answers), 1),
+        "em": (exact_match(answer.text, question.answers), 1),
+        "f1": (f1(answer.text, question.answers), 1),
+        **_once(rouge(answer.text, question.answers)),
+        **(_once(truthfulness(answer.text, question)) if question.wrong_answers else {}),
+    }
 
 
 def _citation_ratios(answer: Answer, gold: set[str]) -> dict[str, Ratio]:

@@ -15,7 +15,7 @@ from nest_engine.evaluation.metrics import HEAD_TOKENS, Ratio, measure
 from nest_engine.evaluation.systems import System
 from nest_engine.evaluation.tasks import Question
 from nest_engine.generation import Generation
-from nest_engine.passages import Passage
+from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.retrieval.source import PassageSource
 
 logger = logging.getLogger(__name__)
@@ -56,10 +56,31 @@ class Measured:
         self.failed.setdefault(system.name, {})[question] = str(error)
 
 
+@dataclass(frozen=True)
+class _Without:
+    """A source that does not find some passages."""
+
+    source: PassageSource
+    ids: frozenset[str]
+
+    def search(self, query: str, k: int) -> list[ScoredPassage]:
+        """The best `k` of the others."""
+        found = self.source.search(query, k + len(self.ids))
+        return [scored for scored in found if scored.passage.id not in self.ids][:k]
+
+
 class Runner:
     """Runs systems with one engine over one collection of passages."""
 
-    def __init__(self, engine: NestEngine, source: PassageSource, collection: str, answers: AnswerFile) -> None:
+    def __init__(
+        self,
+        engine: NestEngine,
+        source: PassageSource,
+        collection: str,
+        answers: AnswerFile,
+        *,
+        without_gold: bool = False,
+    ) -> None:
         """Prepare.
 
         Args:
@@ -67,11 +88,13 @@ class Runner:
             source: Where passages come from.
             collection: Says what the source searches and how: a part of every settings digest.
             answers: Where answers are kept, and found again.
+            without_gold: Take the passages that hold a question's answer out of what is found for it.
         """
         self._engine = engine
         self._source = source
         self._answers = answers
-        self._surroundings = (engine.model.lm.fingerprint, collection)
+        self._without_gold = without_gold
+        self._surroundings = (engine.model.lm.fingerprint, collection, *(["without gold"] if without_gold else []))
 
     def run(
         self,
@@ -118,7 +141,7 @@ class Runner:
         if config.uses_keys and config.datastore == "passages":
             # Keys are kept: what is timed is the second question about a passage, not the first.
             self._engine.encode(self._search(question, config.top_passages), config)
-        generation = self._engine.generate(question.text, source=self._source, config=config)
+        generation = self._engine.generate(question.text, source=self._source_for(question), config=config)
         return self._judged(generation)
 
     def _judged(self, generation: Generation) -> Answer:
@@ -153,7 +176,10 @@ class Runner:
         )  # no seconds: nothing is generated, and a speed would mean nothing
 
     def _search(self, question: Question, k: int) -> list[Passage]:
-        return [scored.passage for scored in search(self._source, question.text, k)]
+        return [scored.passage for scored in search(self._source_for(question), question.text, k)]
+
+    def _source_for(self, question: Question) -> PassageSource:
+        return _Without(self._source, frozenset(question.passage_ids)) if self._without_gold else self._source
 
     def _head(self, text: str) -> str:
         return first_tokens(text, self._engine.model.tokenizer, HEAD_TOKENS)

@@ -117,9 +117,10 @@ def sweep(text: str, base: System) -> list[System]:
 
 
 def _value(text: str) -> Any:
-    """A number where it is one, None for `none`, else the text."""
-    if text.lower() == "none":
-        return None
+    """A number where it is one, None for `none`, a truth value for `true` and `false`, else the text."""
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
     for kind in (int, float):
         try:
             return kind(text)

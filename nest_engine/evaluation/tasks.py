@@ -29,7 +29,7 @@ class Question:
     Attributes:
         id: Id, unique within its task.
         text: The question.
-        answers: Right answers, any of which will do.
+        answers: Right answers, any of which will do; none for small talk and what no passage answers.
         passage_ids: Ids of the passages that hold the answer; empty where this is not known.
         wrong_answers: Answers that are wrong (TruthfulQA).
     """
@@ -159,7 +159,7 @@ def find_format(path: Path) -> Format:
 
 
 def _read_jsonl(path: Path) -> Task:
-    """Our own format: `{"id", "question", "answers": [...], "passage_id"}`."""
+    """Our own format: `{"id", "question", "answers": [...], "passage_id"}`; answers are null where there are none."""
     return Task(path.name, "jsonl", questions=_unique(_jsonl_questions(path)))
 
 
@@ -172,7 +172,9 @@ def _jsonl_questions(path: Path) -> Iterator[tuple[str, Question]]:
         )
         wrong = _strings(place, row, "wrong_answers") if "wrong_answers" in row else ()
         identity = string_of(place, row, "id") or place.rpartition(":")[2]
-        yield place, Question(identity, text, _strings(place, row, "answers"), passage_ids, wrong)
+        # Null is said on purpose; a missing key and an empty list are mistakes.
+        answers = () if row.get("answers", "") is None else _strings(place, row, "answers")
+        yield place, Question(identity, text, answers, passage_ids, wrong)
 
 
 def _read_nq_open(path: Path) -> Task:

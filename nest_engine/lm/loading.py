@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from nest_engine.errors import ConfigError, ModelNotFoundError, UnsupportedModelError
+from nest_engine.lm import packing
 from nest_engine.lm.catalog import CATALOG, fetch
 from nest_engine.lm.tokenizer import Tokenizer
 from nest_engine.lm.transformers_model import TransformersModel
@@ -45,6 +46,7 @@ def load_model(
     device_map: Any = None,
     dtype: str | torch.dtype | None = None,
     model_arguments: Mapping[str, Any] | None = None,
+    pack_weights: bool | None = None,
     progress: bool = True,
 ) -> LoadedModel:
     """Load a model for decoding. Code that comes with a model is never run.
@@ -56,6 +58,8 @@ def load_model(
         device_map: Spread the model over devices (needs accelerate); instead of `device`.
         dtype: Number format of the weights; float32 on a CPU and the model's own elsewhere by default.
         model_arguments: More arguments of transformers' `from_pretrained`.
+        pack_weights: Keep a second copy of the weights in the order that the CPU reads fastest; by default
+            where that pays and the copy is no larger than 2 GiB.
         progress: Show progress bars while a model is fetched and loaded.
 
     Raises:
@@ -86,17 +90,25 @@ def load_model(
         raise UnsupportedModelError(f"{name} is no causal language model that transformers knows: {error}") from error
     if device is not None:
         model = model.to(device)
-    return wrap_model(model, tokenizer, name=str(name), key_layer=key_layer)
+    packed = packing.pack_weights(model, pack_weights)
+    return wrap_model(model, tokenizer, name=str(name), key_layer=key_layer, packed=packed)
 
 
-def wrap_model(model: Any, tokenizer: Any, *, name: str = "", key_layer: str | int = "ffn") -> LoadedModel:
+def wrap_model(
+    model: Any,
+    tokenizer: Any,
+    *,
+    name: str = "",
+    key_layer: str | int = "ffn",
+    packed: packing.PackedWeights | None = None,
+) -> LoadedModel:
     """Use a model and tokenizer of transformers that are loaded already.
 
     Raises:
         UnsupportedModelError: If NEST cannot run on the model, or the tokenizer is a slow one.
     """
     text_tokenizer = Tokenizer(tokenizer)
-    lm = TransformersModel(model, text_tokenizer.fingerprint, key_layer)
+    lm = TransformersModel(model, text_tokenizer.fingerprint, key_layer, packed)
     return LoadedModel(name or str(getattr(model.config, "_name_or_path", "")), lm, text_tokenizer)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from transformers import DynamicCache
 
 from nest_engine.errors import UnsupportedModelError
 from nest_engine.lm.fingerprint import adapter_state, fingerprint_model
+from nest_engine.lm.memory import memory_guard
+from nest_engine.lm.packing import PackedWeights
 from nest_engine.lm.protocol import Reading
 from nest_engine.lm.tap import KeyTap, find_layers
 
@@ -23,13 +26,20 @@ _BATCH_TOKENS = 512
 class TransformersModel:
     """A decoder-only transformers model with a tap on its key layer."""
 
-    def __init__(self, model: Any, tokenizer_fingerprint: str = "", key_layer: str | int = "ffn") -> None:
+    def __init__(
+        self,
+        model: Any,
+        tokenizer_fingerprint: str = "",
+        key_layer: str | int = "ffn",
+        packed: PackedWeights | None = None,
+    ) -> None:
         """Wrap a loaded model and try one pass, so that a model that cannot work is refused here.
 
         Args:
             model: A causal LM of transformers, in evaluation mode or not, PEFT-adapted or not.
             tokenizer_fingerprint: Digest of its tokenizer; part of the model's own fingerprint.
             key_layer: `"ffn"`, `"penultimate"` or the number of a layer.
+            packed: Its packed weights, if it has any.
 
         Raises:
             UnsupportedModelError: If it is an encoder-decoder, its cache cannot be cropped, or
@@ -42,6 +52,7 @@ class TransformersModel:
                 f"{type(model).__name__} is an encoder-decoder; NEST needs a decoder-only model (a causal LM)"
             )
         self._model = model.eval()
+        self._packed = packed
         self._config = config
         self._lock = threading.Lock()
         self._require_croppable(self.new_cache().is_croppable)
@@ -99,7 +110,7 @@ class TransformersModel:
 
     @torch.inference_mode()
     def generate(self, token_ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        """Transformers' own generation, to compare with: int64 [1, length], prompt included.
+        """Transformers' own generation on the model's own weights, to compare with: int64 [1, length], prompt included.
 
         Args:
             token_ids: int64 [1, length], the prompt.
@@ -107,7 +118,7 @@ class TransformersModel:
         """
         padding = next(iter(self.end_ids), 0)
         mask = torch.ones_like(token_ids)
-        with self._lock:
+        with self._lock, self._packed.off() if self._packed else nullcontext():
             output = self._model.generate(token_ids, attention_mask=mask, pad_token_id=padding, **arguments)
         tokens: torch.Tensor = output
         return tokens
@@ -130,7 +141,7 @@ class TransformersModel:
         # Padding stands on the right: with causal attention no real token sees it, so no mask is needed.
         padded = [[*ids, *([ids[-1]] * (longest - len(ids)))] for ids in sequences]
         tokens = torch.tensor(padded, device=self.device)
-        with self._lock, self._tap.catch(stop=True) as caught:
+        with self._lock, memory_guard(tokens.numel()), self._tap.catch(stop=True) as caught:
             self._model(input_ids=tokens, use_cache=False)
         hidden = caught[0].reshape(len(sequences), longest, -1)
         return [hidden[row, : len(ids)].clone() for row, ids in enumerate(sequences)]
@@ -142,7 +153,7 @@ class TransformersModel:
         arguments = {"input_ids": tokens, self._cache_name: cache, "use_cache": True}
         if last_only and self._keeps_logits:
             arguments["logits_to_keep"] = 1
-        with self._lock, self._tap.catch() as caught:
+        with self._lock, memory_guard(len(token_ids)), self._tap.catch() as caught:
             output = self._model(**arguments)
         logits, queries = output.logits[0], caught[0].reshape(len(token_ids), -1)
         if last_only:

@@ -232,8 +232,19 @@ class Reference:
         self.sentence_ended = False
 
     def emit_copied(self, place: Place, weight: float, margin: float) -> None:
+        if self.is_cut(place):
+            self.ended = True
+            return
         self.out.append(Emitted(self.texts[place[0]][place[1]], place, weight, margin))
         self.sentence_ended = self.sentence_ends[place[0]][place[1]]
+
+    def is_cut(self, place: Place) -> bool:
+        """Would a sentence begin here, right behind a copied one, that the limit cuts?"""
+        if not self.config.whole_sentences or not self.sentence_ended or self.config.mode == "lossless":
+            return False
+        ends = self.sentence_ends[place[0]][place[1] :]
+        rest = ends.index(True) + 1 if True in ends else len(ends)
+        return len(self.out) + rest > self.config.max_new_tokens
 
     def step(self) -> None:
         d = self.next_distribution()
@@ -281,6 +292,8 @@ class Reference:
                 break
             if position == start and first is not None:
                 self.emit_copied((passage, position), *first)
+                if self.ended:
+                    return False, 0
                 accepted.add((passage, position))
                 continue
             d = self.next_distribution()
@@ -293,6 +306,9 @@ class Reference:
                 complete = False
                 break
             self.emit_copied((passage, position), d.weight, min(margin, d.margin))
+            if self.ended:
+                complete = False
+                break
             accepted.add((passage, position))
         if self.config.mode != "lossless":
             self.masked |= accepted

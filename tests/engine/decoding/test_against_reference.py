@@ -22,6 +22,7 @@ SETTINGS = {
     "one-token n-grams": {"gamma": 1e-4, "span_tokens": 1, "delta": 1.0, "alpha": 0.8},
     "sentences": {"gamma": 1e-3, "span_start": "sentence", "delta": 1.0, "alpha": 0.8, "mu": 1.0},
     "sentences, strict": {"gamma": 0.3, "span_start": "sentence", "delta": 0.9, "end_probability": 1e-3},
+    "whole sentences": {"gamma": 1e-6, "whole_sentences": True, "span_start": "sentence", "delta": 1.0, "mu": 1.0},
     "few neighbors": {"gamma": 1e-3, "neighbors": 12, "alpha": 0.7, "delta": 0.8},
     "one neighbor": {"gamma": 1e-3, "neighbors": 1, "alpha": 1.2},
     "fixed weight": {"mode": "knn-lm", "knn_weight": 0.3},
@@ -66,6 +67,22 @@ def test_equals_the_reference_whatever_the_chunk(engine, prompt, name):
         assert len(actual) == counts.lm_calls + counts.accepted - (loop.finish == "end")
         assert counts.accepted <= counts.drafted
         assert loop.steps <= len(actual) + 1
+
+
+def test_copying_ends_before_a_sentence_that_the_limit_would_cut(engine, prompt):
+    """At every limit: a cut sentence was the first one, or the model's own."""
+    settings = {**SETTINGS["whole sentences"], "gamma": 1e-12, "end_probability": None}
+    texts = passages("lighthouse", "bread")
+    ended = 0
+    for limit in range(20, 61, 4):
+        run, loop = run_loop(engine, prompt, texts, QUERY, max_new_tokens=limit, **settings)
+        expected = run_reference(
+            engine, feed_forward_of(engine), prompt, texts, QUERY, max_new_tokens=limit, **settings
+        )
+        assert tokens_and_places(run) == tokens_and_places(expected)
+        if loop.finish == "end" and run[-1].place is not None:
+            ended += len(run) < limit
+    assert ended >= 3
 
 
 @pytest.mark.parametrize("seed", range(8))

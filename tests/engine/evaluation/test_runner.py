@@ -143,3 +143,23 @@ def test_the_digest_of_a_collection():
     digests = {digest_passages(p) for p in (PASSAGES, PASSAGES[:2], PASSAGES[::-1], [*PASSAGES[:2], Passage(text="x")])}
     assert len(digests) == 4
     assert digest_passages(list(PASSAGES)) == digest_passages(PASSAGES)
+
+
+def test_what_holds_the_answer_can_be_taken_away(engine):
+    measured = Measured(list(SYSTEMS))
+    Runner(engine, ListSource(PASSAGES), "c", AnswerFile(None), without_gold=True).run(SYSTEMS, QUESTIONS, measured)
+    for system in SYSTEMS[1:]:
+        for question in QUESTIONS:
+            ratios = measured.ratios[system.name][question.id]
+            assert ratios["citation_recall"] == (0, 1)
+            assert ratios["retrieval_all"] == (0, 1)
+    assert measured.ratios["nest"]["q1"]["cited_answers"] == (1, 1), "it cites something else"
+
+
+def test_a_question_without_answers_is_measured_for_citations_alone(engine):
+    measured = Measured(list(SYSTEMS))
+    talk = Question("talk", "Hello!", ())
+    Runner(engine, ListSource(PASSAGES), "c", AnswerFile(None)).run(SYSTEMS, [talk], measured)
+    ratios = measured.ratios["nest"]["talk"]
+    assert "cited_answers" in ratios
+    assert not {"recall", "f1", "rouge1", "citation_precision"} & set(ratios)

@@ -1,6 +1,7 @@
 """Tasks from files: every format, and errors that name the place and the fix."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -187,3 +188,9 @@ def test_the_shared_files_are_read(shared_data):
     articles = read_task(shared_data / "wikitext-2.valid.txt").articles
     assert len(articles) == 60
     assert all("@-@" not in a.text and "@.@" not in a.text for a in articles)
+
+
+def test_the_small_talk_of_the_docs_has_no_answers():
+    task = read_task(Path(__file__).parents[3] / "docs" / "small_talk.jsonl")
+    assert len(task.questions) == 30
+    assert not any(question.answers for question in task.questions)
