@@ -19,7 +19,7 @@ INPUT := pyproject.toml $(CONSTRAINTS)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-stores test-browser soak setup-demo setup-dev lint format clean
+.PHONY: help demo test test-stores test-browser docs soak setup-demo setup-dev lint format clean
 
 help: ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1|/' | column -t -s '|'
@@ -41,6 +41,10 @@ test-stores: setup-dev ## both adapters over every supported vector store (large
 test-browser: setup-dev ## answers in a real browser (apt-get install chromium, or CHROMIUM=/its/path)
 	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,browser,playground]'
 	NEST_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
+
+docs: setup-dev ## the documentation site, into .site/ (fails where a link leads nowhere)
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,docs]'
+	$(BIN)/mkdocs build --strict
 
 soak: setup-dev ## the long versions of some tests
 	NEST_SOAK=1 $(BIN)/python -m pytest tests/engine/test_lossless.py $(ARGS)
@@ -78,5 +82,5 @@ $(VENV)/.nest-dev: $(VENV)/.nest-torch $(INPUT)
 	@touch $@ $(VENV)/.nest-demo
 
 clean: ## remove the environment and all caches of tools
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist .site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

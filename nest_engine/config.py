@@ -13,7 +13,7 @@ from typing import Any, Literal, Self, get_args
 from nest_engine.errors import ConfigError
 
 Mode = Literal["lm", "ra", "knn-lm", "nest", "ra-nest", "lossless"]
-"""What is combined: see the table of modes in `docs/concepts.md`."""
+"""What is combined: see the table of modes in the README."""
 
 KeyTransform = Literal["none", "standardize", "pca"]
 KeyFormat = Literal["float16", "float32", "int8", "pca"]

@@ -44,7 +44,7 @@ def test_ci_runs_every_tier():
     assert os.access(script, os.X_OK)
     commands = script.read_text().splitlines()
     assert "set -euo pipefail" in commands
-    assert {"make test", "make test-stores", "make test-browser"} <= set(commands)
+    assert {"make test", "make docs", "make test-stores", "make test-browser"} <= set(commands)
 
 
 def calls(path):
