@@ -16,7 +16,7 @@ from nest_engine.retrieval import Bm25Source
 from tests.answers import HOSTILE
 from tests.conftest import ROOT
 
-SECONDS = 120_000
+SECONDS = 300_000
 OURS = ["#nest-plain", "#nest-nest", "#nest-steps"]
 LOOKS = [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")]
 

@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from nest_engine import ListSource, NestConfig
+from nest_engine import NestConfig
 from nest_engine.errors import ConfigError, PromptError
 from nest_engine.playground.bench import Bench, Texts
 from nest_engine.playground.steps import to_table
+from nest_engine.retrieval.source import ListSource
 from nest_engine.trace import Draft, DraftToken, TracePlace, TraceStep, TraceToken
 from tests.answers import HOSTILE
 from tests.conftest import ROOT
