@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
@@ -121,14 +122,14 @@ def launch(app: Any, *, host: str = "127.0.0.1", port: int | None = None, wait: 
 
 def _texts(gr: Any, bench: Bench) -> list[Any]:
     given = len(bench.passages)
-    with gr.Accordion(f"Documents{f' (besides {given} passages given at the start)' if given else ''}", open=not given):
-        with gr.Row():
-            pasted = gr.Textbox(
-                "" if given else samples.TEXT, label="Text", lines=7, max_lines=14, scale=2, elem_id="nest-text"
-            )
-            uploaded = gr.File(
-                label="Files", file_count="multiple", file_types=_KINDS, type="filepath", elem_id="nest-files"
-            )
+    label = f"Documents, besides {given} passages given at the start" if given else "Documents"
+    with gr.Accordion(label, open=not given), gr.Row():
+        pasted = gr.Textbox(
+            "" if given else samples.TEXT, label="Text", lines=7, max_lines=14, scale=2, elem_id="nest-text"
+        )
+        uploaded = gr.File(
+            label="Files", height=160, file_count="multiple", file_types=_KINDS, type="filepath", elem_id="nest-files"
+        )
     return [pasted, uploaded]
 
 
@@ -157,8 +158,6 @@ def _column(gr: Any, title: str, name: str) -> Any:
 
 
 def _power(gamma: float) -> float:
-    import math
-
     return round(math.log10(gamma), 1)
 
 
@@ -180,19 +179,22 @@ def _ask(
 
 
 def _answer(bench: Bench) -> Any:
-    """What a click on the button does: the plain answer first, then NEST's."""
+    """What a click on the button does: NEST's answer first, which takes fewer forward passes, then the plain one."""
 
     def answer(question: str, *rest: Any) -> Iterator[tuple[str, str, str]]:
-        yield _WAITING, _NOTHING, to_table(())
-        plain = _NOTHING
+        yield _NOTHING, _WAITING, to_table(())
         try:
-            plain = _show(bench.plain(question))
-            yield plain, _WAITING, to_table(())
             generation = _ask(bench, question, *rest)
         except NestError as error:
-            yield plain, _trouble(error), to_table(())
-        else:
-            yield plain, _show(generation), to_table(generation.trace)
+            yield _NOTHING, _trouble(error), to_table(())
+            return
+        shown = _show(generation), to_table(generation.trace)
+        yield _WAITING, *shown
+        try:
+            plain = _show(bench.plain(question))
+        except NestError as error:
+            plain = _trouble(error)
+        yield plain, *shown
 
     return answer
 

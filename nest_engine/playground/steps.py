@@ -50,10 +50,12 @@ def _table(steps: Sequence[TraceStep]) -> str:
     for step in steps:
         rows.append(_row(step, at))
         at += len(step.tokens)
+    count = "1 step" if len(steps) == 1 else f"{len(steps)} steps"
     # Focusable, so that the keyboard can scroll it.
     return (
+        f'<p class="nest-note">{_NOTE}</p>'
         '<div class="nest-steps" role="region" aria-label="Steps of the answer" tabindex="0">'
-        f"<table><caption>{len(steps)} steps for {at} tokens. {_NOTE}</caption>"
+        f"<table><caption>{count} for {at} tokens</caption>"
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
