@@ -43,7 +43,7 @@ def test_all_are_there():
 def test_runs_and_shows_what_is_kept(path, demo_model_dir, tmp_path):
     kept = nbformat.read(path, as_version=4)
     ran = nbformat.from_dict(kept)
-    NotebookClient(ran, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(ran, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert kinds(ran) == kinds(kept)
     assert outputs(ran)
 
