@@ -39,7 +39,7 @@ test-stores: setup-dev ## both adapters over every supported vector store (large
 	NEST_STORES=1 $(BIN)/python -m pytest tests/langchain/stores tests/llama_index/stores $(ARGS)
 
 test-browser: setup-dev ## answers in a real browser (apt-get install chromium, or CHROMIUM=/its/path)
-	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,browser]'
+	$(PIP) install --constraint $(CONSTRAINTS) --editable '.[dev,browser,playground]'
 	NEST_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 docs: setup-dev ## the documentation site, into .site/ (fails where a link leads nowhere)

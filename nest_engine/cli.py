@@ -1,4 +1,4 @@
-"""The command line: `nest-engine demo`, `ask`, `index`, `store`, `bench`, `scale`, `eval`, `calibrate`.
+"""The command line: `nest-engine demo`, `ask`, `playground`, `index`, `store`, `bench`, `scale`, `eval`, `calibrate`.
 
 Answers go to standard output; progress, warnings and errors to standard error.
 Exit codes: 0, 2 for a wrong use or any `NestError`, 130 after Ctrl-C.
@@ -127,6 +127,23 @@ def _ask(chosen: argparse.Namespace) -> int:
     passages = _passages(chosen, config)
     source = _new_source(passages, chosen) if passages and config.uses_passages else None
     return _answer_all(questions, _engine(chosen, config), source, chosen)
+
+
+def _playground(chosen: argparse.Namespace) -> int:
+    """Serve a page to try documents, questions and settings on."""
+    from nest_engine.playground.app import launch, load_gradio, make_app
+    from nest_engine.playground.bench import Bench
+
+    load_gradio()  # that it is missing is told before a model is loaded
+    config = _config(chosen)
+    given = chosen.passages is not None or chosen.docs is not None
+    passages = _passages(chosen, config) if given else []
+    engine = _engine(chosen, config)
+    app = make_app(Bench(engine, lambda found: _new_source(found, chosen), passages, chosen.passage_words))
+    address = launch(app, host=chosen.host, port=chosen.port, wait=False)
+    print(f"The playground is at {address} (Ctrl-C ends it)", file=sys.stderr)
+    app.block_thread()
+    return 0
 
 
 def _index(chosen: argparse.Namespace) -> int:
@@ -433,6 +450,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands)
     _add_ask(commands)
+    _add_playground(commands)
     _add_index(commands)
     _add_store(commands)
     _add_bench(commands)
@@ -458,6 +476,15 @@ def _add_ask(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     _add_files(ask)
     _add_common(ask)
     ask.set_defaults(run=_ask)
+
+
+def _add_playground(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    playground = commands.add_parser("playground", help="a page to try documents, questions and settings on")
+    playground.add_argument("--host", default="127.0.0.1", metavar="H", help="address to listen at (127.0.0.1)")
+    playground.add_argument("--port", type=int, metavar="N", help="port (the first free one from 7860 on)")
+    _add_texts(playground)
+    _add_common(playground)
+    playground.set_defaults(run=_playground)
 
 
 def _add_index(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

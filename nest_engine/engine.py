@@ -21,6 +21,7 @@ from nest_engine.datastore.store import KeyStore, open_store
 from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.decoding.loop import DecodeLoop, Refresh
 from nest_engine.decoding.reader import Counts, LogitsProcessor
+from nest_engine.decoding.recorder import RoundRecorder
 from nest_engine.errors import ConfigError, PassageError, SourceError
 from nest_engine.generation import FinishReason, Generation, GenerationPiece, Seconds, Stats
 from nest_engine.lm.detokenizer import Detokenizer
@@ -30,6 +31,7 @@ from nest_engine.metrics import CallMetrics, Notifier, Observer, Outcome
 from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.progress import progress_bar
 from nest_engine.retrieval.source import PassageSource
+from nest_engine.trace import TraceStep, make_trace
 from nest_engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -152,6 +154,7 @@ class NestEngine:
         logits_processors: Sequence[LogitsProcessor] = (),
         template_arguments: Mapping[str, Any] | None = None,
         config: NestConfig | None = None,
+        trace: bool = False,
         **settings: Any,
     ) -> Generation:
         """Answer a prompt: see `stream` for the arguments and errors."""
@@ -165,6 +168,7 @@ class NestEngine:
             logits_processors=logits_processors,
             template_arguments=template_arguments,
             config=config,
+            trace=trace,
             **settings,
         ):
             generation = piece.generation
@@ -183,6 +187,7 @@ class NestEngine:
         logits_processors: Sequence[LogitsProcessor] = (),
         template_arguments: Mapping[str, Any] | None = None,
         config: NestConfig | None = None,
+        trace: bool = False,
         **settings: Any,
     ) -> Iterator[GenerationPiece]:
         """Answer a prompt piece by piece. Closing the iterator ends the work.
@@ -196,6 +201,7 @@ class NestEngine:
             logits_processors: As in transformers; each is a function of the tokens so far.
             template_arguments: More variables for the chat template.
             config: Settings instead of the engine's.
+            trace: Write down every step: `Generation.trace` of the last piece has them. The answer is the same.
             **settings: Single settings that differ, such as `mode="lossless"` or `stop=["END"]`.
 
         Returns:
@@ -220,6 +226,7 @@ class NestEngine:
             config=chosen,
             processors=tuple(logits_processors),
             template_arguments=dict(template_arguments or {}),
+            trace=trace,
         )
         # The checks above happen now; what follows, when the first piece is asked for.
         return self._observed(call, source, passages)
@@ -258,14 +265,18 @@ class NestEngine:
             index = self._open(opened, call, found, source)
             self._compare_size(index, call.config)
         refresh = self._make_refresh(call.config, opened, source)
-        loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
+        recorder = RoundRecorder() if call.trace else None
+        loop = DecodeLoop(
+            self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh, recorder=recorder
+        )
         transcript = self._make_transcript(opened, call.config)
         progress.loop, progress.transcript, progress.prompt_tokens = loop, transcript, len(prompt.ids)
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
         reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
         stats = _stats(call.config, loop, transcript, clock, len(prompt.ids), len(found))
-        generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found))
+        steps = self._make_trace(recorder, transcript, opened) if recorder is not None else ()
+        generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found), steps)
         yield GenerationPiece(last.text, last.citations, generation)
 
     def _open(
@@ -317,6 +328,13 @@ class NestEngine:
         # A copied sentence brings the space in front of it along; an answer does not begin with one.
         detokenizer = Detokenizer(self.model.tokenizer, skip_leading_space=config.starts_at_sentences)
         return Transcript(detokenizer, builder, config.stop)
+
+    def _make_trace(
+        self, recorder: RoundRecorder, transcript: Transcript, opened: OpenPassages
+    ) -> tuple[TraceStep, ...]:
+        decode = self.model.tokenizer.decode
+        ends = transcript.token_ends
+        return make_trace(recorder.rounds, transcript.text, ends, opened.passages, opened.token_ends, decode)
 
     def _decode(self, loop: DecodeLoop, transcript: Transcript, clock: _Clock) -> Iterator[GenerationPiece]:
         emissions = loop.run()
@@ -412,6 +430,7 @@ class _Call:
     config: NestConfig
     processors: tuple[LogitsProcessor, ...]
     template_arguments: dict[str, Any]
+    trace: bool
 
 
 @dataclass

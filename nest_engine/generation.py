@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nest_engine.citations.citation import Citation
 from nest_engine.passages import ScoredPassage
+
+if TYPE_CHECKING:
+    from nest_engine.trace import TraceStep
 
 FinishReason = Literal["end", "length", "stop"]
 
@@ -90,6 +93,7 @@ class Generation:
         stats: Counts and times.
         finish_reason: `"end"`: by itself; `"length"`: at the token limit; `"stop"`: at a stop string.
         passages: The passages that were searched and found relevant, best first.
+        trace: Its steps, where they were asked for (`trace=True`); else empty.
     """
 
     text: str
@@ -97,6 +101,7 @@ class Generation:
     stats: Stats
     finish_reason: FinishReason
     passages: tuple[ScoredPassage, ...] = ()
+    trace: tuple[TraceStep, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Text, citations and statistics as plain values, as the command line prints them."""

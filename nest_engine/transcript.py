@@ -43,6 +43,11 @@ class Transcript:
         return self._detokenizer.text[: self._shown]
 
     @property
+    def token_ends(self) -> Sequence[int]:
+        """Characters of the answer complete after each token; what a stop string cuts away is counted."""
+        return self._detokenizer.ends
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string was reached."""
         return self._limit is not None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nest_engine.datastore.codec import StoredKeys
 from nest_engine.passages import Passage
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of what is stored and of how it is computed; part of every address."""
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from nest_engine.datastore.codec import StoredKeys
 from nest_engine.datastore.encoded import FORMAT_VERSION, EncodedPassage
+from nest_engine.datastore.lmdb_structure import DamagedFileError, check_file
 from nest_engine.datastore.store import MemoryKeyStore
 from nest_engine.errors import StoreError
 
@@ -36,6 +37,7 @@ _MAGIC = b"NEST"
 _DTYPES = (np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.int8))
 _FIRST_MAP = 1 << 28
 _CHECKSUM = struct.Struct("<I")
+_ADDRESS_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,26 @@ class LmdbKeyStore:
     """A `KeyStore` in a folder.
 
     Every group of passages is written in one transaction, so a process that is killed loses
-    at most what it was writing. Each entry has a checksum; a damaged one counts as missing,
-    and is replaced when the passage is encoded again. Where nothing can be written (a full
-    disk, a read-only folder), keys are kept in memory from then on, with one warning.
+    at most what it was writing. Each entry has a checksum over its address and its data; a
+    damaged or misplaced one counts as missing, and is replaced when the passage is encoded
+    again. The structure of the file is checked before LMDB opens it. Where nothing can be
+    written (a full disk, a read-only folder), keys are kept in memory from then on, with one
+    warning. A store whose file is removed or replaced while it is open is opened again.
     """
 
     def __init__(self, folder: str | Path) -> None:
         """Open the store in a folder, or make one there.
 
         Raises:
-            StoreError: If the folder holds a store of a newer format, or one that LMDB cannot read.
+            StoreError: If the folder holds a store of a newer format, a damaged one, or another
+                program's database.
         """
         self.folder = Path(folder).expanduser()
         self._lock = threading.RLock()
         self._memory: MemoryKeyStore | None = None
         self._environment: Any = None
         self._owner = 0
+        self._identity: tuple[int, int] | None = None
         self._open()
 
     def get_many(self, addresses: Sequence[str]) -> dict[str, EncodedPassage]:
@@ -83,7 +89,7 @@ class LmdbKeyStore:
         with self._transaction() as transaction:
             for address in addresses:
                 data = transaction.get(bytes.fromhex(address)) if transaction else None
-                encoded = _unpack(data) if data is not None else None
+                encoded = _unpack(bytes.fromhex(address), data) if data is not None else None
                 if encoded is not None:
                     found[address] = encoded
                 elif data is not None:
@@ -96,7 +102,7 @@ class LmdbKeyStore:
         """Keep encoded passages, in one transaction: see `KeyStore.put_many`."""
         if self._memory is None:
             try:
-                self._write({bytes.fromhex(a): _pack(e) for a, e in entries.items()})
+                self._write({bytes.fromhex(a): _pack(bytes.fromhex(a), e) for a, e in entries.items()})
                 return
             except (lmdb.Error, OSError) as error:
                 self._degrade(error)
@@ -118,7 +124,7 @@ class LmdbKeyStore:
 
     def verify(self) -> list[str]:
         """Check every entry; return the addresses of damaged ones."""
-        return [key.hex() for key, data in self._items() if _unpack(data) is None]
+        return [key.hex() for key, data in self._items() if _unpack(key, data) is None]
 
     def prune(self, *, keep_models: Sequence[str] | None = None, max_bytes: int | None = None) -> int:
         """Remove damaged entries, those of other models, and the oldest ones.
@@ -136,7 +142,7 @@ class LmdbKeyStore:
         doomed: list[bytes] = []
         kept: list[tuple[float, int, bytes]] = []
         for key, data in self._items():
-            header = _header(data) if _unpack(data) is not None else None
+            header = _header(data) if _unpack(key, data) is not None else None
             if header is None or (keep_models is not None and header["model"] not in keep_models):
                 doomed.append(bytes(key))
             else:
@@ -167,36 +173,63 @@ class LmdbKeyStore:
     def _open(self) -> None:
         with self._lock:
             if self._environment is not None and self._owner == os.getpid():
-                return
+                if _identity(self.folder) == self._identity:
+                    return
+                logger.warning("%s was removed or replaced while it was open: it is opened again", self.folder)
+                _abandon(self.folder, self._environment)
             # After a fork the child must not use its parent's handle: it opens its own.
-            self._owner = os.getpid()
+            self._owner, self._environment = os.getpid(), None
+            if self._memory is not None and not (self.folder / _DATA_FILE).exists():
+                return
             try:
                 self._environment = _acquire(self.folder)
+                self._identity = _identity(self.folder)
                 self._check_format()
+            except DamagedFileError as error:
+                raise self._unreadable(error) from error
             except (lmdb.Error, OSError) as error:
                 if not (self.folder / _DATA_FILE).exists():
                     self._degrade(error)
                     return
-                raise StoreError(
-                    f"{self.folder} is not a key store that can be read ({error}): "
-                    "remove the folder, and its keys are computed again"
-                ) from error
+                raise self._unreadable(error) from error
+            except StoreError:
+                self.close()
+                raise
+
+    def _unreadable(self, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self.folder} is not a key store that can be read ({error}): "
+            "remove the folder, and its keys are computed again"
+        )
 
     def _check_format(self) -> None:
+        """Refuse a newer format and what is no key store; mark a new or older one as of this format."""
         with self._environment.begin() as transaction:
             data = transaction.get(_FORMAT)
-        if data is None:
-            try:
-                self._write({_FORMAT: json.dumps({"version": FORMAT_VERSION}).encode()})
-            except lmdb.Error as error:
-                self._degrade(error)
-            return
-        version = json.loads(bytes(data))["version"]
+            first = next(iter(transaction.cursor()), None)
+        if data is None and first is not None:
+            raise StoreError(
+                f"{self.folder} holds the database of another program: use another folder for keys; nothing was changed"
+            )
+        version = 0 if data is None else _version(bytes(data))
+        if version is None:
+            raise StoreError(
+                f"{self.folder} is not a key store that can be read (its format is not stated): "
+                "remove the folder, and its keys are computed again"
+            )
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"{self.folder} was written by a newer version (format {version}, this one reads {FORMAT_VERSION}): "
                 "update nest-rag or use another folder"
             )
+        if version == FORMAT_VERSION:
+            return
+        try:  # entries of an older format have other addresses: they stay until `prune`
+            with self._environment.begin(write=True) as transaction:
+                transaction.put(_FORMAT, json.dumps({"version": FORMAT_VERSION}).encode())
+        except lmdb.Error as error:
+            if version == 0:
+                self._degrade(error)
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
@@ -229,7 +262,7 @@ class LmdbKeyStore:
                     with self._environment.begin(write=True) as transaction:
                         for key, data in values.items():
                             there = transaction.get(key)
-                            if there is None or (key != _FORMAT and _unpack(there) is None):
+                            if there is None or (key != _FORMAT and _unpack(key, there) is None):
                                 transaction.put(key, data)
                     return
                 except lmdb.MapFullError:
@@ -273,6 +306,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_inherited)
 
 
+def _version(data: bytes) -> int | None:
+    """The version that a format record states, or None."""
+    try:
+        version = json.loads(data)["version"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return version if type(version) is int and version > 0 else None
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Which file the store's data lies in, or None where there is none."""
+    try:
+        found = (folder / _DATA_FILE).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _abandon(folder: Path, environment: Any) -> None:
+    """Give up the handle of a file that is gone; transactions of other threads keep it until they end."""
+    key = str(folder.resolve())
+    with _environments_lock:
+        if _environments.get(key, (None, 0))[0] is environment:
+            del _environments[key]
+
+
 def _acquire(folder: Path) -> Any:
     """The process's handle of a store, and the number of its users: LMDB allows one for each file."""
     key = str(folder.resolve())
@@ -288,6 +347,7 @@ def _open_environment(folder: Path) -> Any:
     writable = os.access(folder, os.W_OK) if folder.exists() else True
     if writable:
         folder.mkdir(parents=True, exist_ok=True)
+    check_file(folder / _DATA_FILE)
     size = (folder / _DATA_FILE).stat().st_size if (folder / _DATA_FILE).exists() else 0
     return lmdb.open(
         str(folder),
@@ -314,8 +374,8 @@ def _release(folder: Path, environment: Any, owner: int) -> None:
             _environments[key] = (environment, users - 1)
 
 
-def _pack(encoded: EncodedPassage) -> bytes:
-    """An entry: header, token ids, ends, scales, keys, checksum of all before."""
+def _pack(key: bytes, encoded: EncodedPassage) -> bytes:
+    """An entry: header, token ids, ends, scales, keys, checksum of its address and of all before."""
     values, scales = encoded.keys.values, encoded.keys.scales
     header = _HEADER.pack(
         _MAGIC, FORMAT_VERSION, _DTYPES.index(values.dtype), scales is not None,
@@ -325,7 +385,7 @@ def _pack(encoded: EncodedPassage) -> bytes:
     parts = [header, encoded.token_ids.tobytes(), encoded.ends.tobytes()]
     parts += [scales.tobytes()] if scales is not None else []
     body = b"".join([*parts, np.ascontiguousarray(values).tobytes()])
-    return body + _CHECKSUM.pack(zlib.crc32(body))
+    return body + _CHECKSUM.pack(zlib.crc32(body, zlib.crc32(key)))
 
 
 def _header(data: memoryview | bytes) -> dict[str, Any] | None:
@@ -341,13 +401,19 @@ def _header(data: memoryview | bytes) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _unpack(data: memoryview | bytes) -> EncodedPassage | None:
-    """Read an entry; None if it is damaged."""
+def _body_size(header: Mapping[str, Any]) -> int:
+    """Bytes of an entry before its checksum."""
+    scales = 4 * header["keys"] if header["scaled"] else 0
+    return int(_HEADER.size + 8 * header["tokens"] + scales + header["keys"] * header["width"] * header["dtype"].itemsize)
+
+
+def _unpack(key: bytes, data: memoryview | bytes) -> EncodedPassage | None:
+    """Read the entry of an address; None if it is damaged, or belongs to another address."""
     header = _header(data)
     if header is None:
         return None
     body, (checksum,) = data[: -_CHECKSUM.size], _CHECKSUM.unpack(data[-_CHECKSUM.size :])
-    if zlib.crc32(body) != checksum:
+    if zlib.crc32(body, zlib.crc32(key)) != checksum or len(body) != _body_size(header):
         return None
     at = _HEADER.size
 

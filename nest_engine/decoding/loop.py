@@ -17,6 +17,7 @@ from nest_engine.decoding.drafters import Drafter, make_drafter
 from nest_engine.decoding.mixture import Mixture, mix
 from nest_engine.decoding.randomness import uniform
 from nest_engine.decoding.reader import LogitsProcessor, Reader
+from nest_engine.decoding.recorder import Recorder
 from nest_engine.decoding.sampling import draw, warp
 from nest_engine.lm.protocol import LanguageModel
 
@@ -67,6 +68,7 @@ class DecodeLoop:
         processors: Sequence[LogitsProcessor] = (),
         drafter: Drafter | None = None,
         refresh: Refresh | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         """Prepare to answer.
 
@@ -78,6 +80,7 @@ class DecodeLoop:
             processors: The caller's logits processors.
             drafter: Proposes spans; by default the mode's own.
             refresh: Called at the end of an n-gram once `refresh_every` further tokens are emitted.
+            recorder: Is told of each round; by default nobody is.
         """
         self.reader = Reader(lm, prompt, processors)
         self.steps = 0
@@ -90,6 +93,7 @@ class DecodeLoop:
         self._drafter = drafter or make_drafter(index, config)
         self._mixed_index = index if config.uses_keys else None
         self._refresh = refresh
+        self._recorder = recorder or Recorder()
         self._refreshed_at = 0
         self._masked: set[Place] = set()  # masked places of passages that were searched before
         self._mixture: Mixture | None = None
@@ -106,12 +110,16 @@ class DecodeLoop:
         """Yield the tokens of the answer, without the one that ends it."""
         try:
             while self._position < self._config.max_new_tokens:
-                self.steps += 1
+                self._begin_round()
                 self._refresh_index()
                 yield from self._step()
             self.finish = "length"
         except _End:
             self.finish = "end"
+
+    def _begin_round(self) -> None:
+        self.steps += 1
+        self._recorder.begin(self._position)
 
     def _refresh_index(self) -> None:
         """Search passages again during a long answer; what is masked stays so."""
@@ -134,6 +142,7 @@ class DecodeLoop:
         """Choose a token; emit it alone, or as the start of a span (Eq. 5 and 6)."""
         mixture, row = self._mix()
         token = self._choose(mixture, row)
+        self._recorder.choose(token, mixture, row)
         start = None
         if self._drafter is not None:
             begins = self._position == 0 or self._sentence_ended
@@ -158,7 +167,8 @@ class DecodeLoop:
             draft = self._draft(index, place.passage, start)
             if not draft:
                 return
-            self.steps += weight is None  # the step that chose the first token has been counted
+            if weight is None:  # else the round that chose the first token goes on
+                self._begin_round()
             accepted = 0
             try:
                 for emission in self._verify_draft(index, draft, weight):
@@ -192,6 +202,7 @@ class DecodeLoop:
             first_weight: Lambda of a first token that is already accepted; None to verify it too.
         """
         tokens = [int(index.token_ids[place.passage][place.position]) for place in draft]
+        self._recorder.draft(draft[0], tokens)
         for number, (token, place) in enumerate(zip(tokens, draft, strict=True)):
             if self._position >= self._config.max_new_tokens:
                 return
@@ -200,13 +211,14 @@ class DecodeLoop:
             else:
                 mixture, row = self._mix(tokens[number:])
                 if not self._accept(token, mixture, row):
+                    self._recorder.reject()
                     yield self._emit_own(self._choose(mixture, row), mixture, row)
                     return
                 weight = float(mixture.weights[row])
             self._end_before_cut(index, place)
             self.reader.push(token)
             self._sentence_ended = index.ends_sentence(place)
-            yield Emission(token, place, weight)
+            yield self._record(Emission(token, place, weight))
 
     def _accept(self, token: int, mixture: Mixture, row: int) -> bool:
         """Whether a draft token is kept (Eq. 7); in lossless mode, whether the LM alone says the same."""
@@ -236,7 +248,11 @@ class DecodeLoop:
         hit = len(mixture.neighbors_with(token, row)) > 0
         self.reader.push(token)
         self._sentence_ended = False
-        return Emission(token, None, float(mixture.weights[row]), hit)
+        return self._record(Emission(token, None, float(mixture.weights[row]), hit))
+
+    def _record(self, emission: Emission) -> Emission:
+        self._recorder.emit(emission)
+        return emission
 
     def _mix(self, draft: Sequence[int] = ()) -> tuple[Mixture, int]:
         """p_M for the next token: the mixture, and the row in it.

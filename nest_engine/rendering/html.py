@@ -1,6 +1,6 @@
 """An answer as HTML: marked spans with numbers, their sources on hover and focus, without any script.
 
-Every text goes through `_text`, which makes it visible and escapes it; attributes hold nothing
+Every text goes through `escape_text`, which makes it visible and escapes it; attributes hold nothing
 from documents but links that `safe_url` has passed.
 """
 
@@ -72,7 +72,7 @@ def to_page_or_piece(view: View, *, title: str, page: bool) -> str:
 
 
 def _section(question: str, view: View, uid: str) -> str:
-    heading = f'<h1 class="nest-question" dir="auto">{_text(question)}</h1>\n' if question.strip() else ""
+    heading = f'<h1 class="nest-question" dir="auto">{escape_text(question)}</h1>\n' if question.strip() else ""
     return f"{heading}{_answer(view, uid)}\n"
 
 
@@ -100,8 +100,8 @@ def _answer(view: View, uid: str) -> str:
 # --- text -----------------------------------------------------------------------------
 
 
-def _text(text: str) -> str:
-    """Any text, escaped."""
+def escape_text(text: str) -> str:
+    """Any text made visible and escaped, for an element of HTML."""
     return _escape(visible(text))
 
 
@@ -221,7 +221,7 @@ def _title(source: Source) -> str:
     # The host is told, so that nobody follows a friendly title to an unfriendly place.
     return (
         f'<a class="nest-link" href="{escape(source.url)}" {_ELSEWHERE}>{title}</a>'
-        f' <bdi class="nest-host">{_text(host(source.url))}</bdi>'
+        f' <bdi class="nest-host">{escape_text(host(source.url))}</bdi>'
     )
 
 
@@ -232,7 +232,7 @@ def _badge(number: int) -> str:
 def _facts(view: View) -> str:
     if view.facts is None:
         return ""
-    facts = "".join(f'<span class="nest-fact">{_text(fact)}</span>' for fact in view.facts.to_lines())
+    facts = "".join(f'<span class="nest-fact">{escape_text(fact)}</span>' for fact in view.facts.to_lines())
     return f'<p class="nest-facts">{facts}</p>'
 
 

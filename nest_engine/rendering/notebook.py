@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable
+from typing import Any
 
 from nest_engine.citations.citation import Citation
 from nest_engine.errors import ConfigError
@@ -34,7 +35,8 @@ def display_stream(pieces: Iterable[GenerationPiece], *, seconds: float = _SECON
         raise ConfigError("display_stream shows answers in notebooks and needs IPython: pip install ipython") from error
 
     picture = GrowingAnswer()
-    handle = display(picture, display_id=f"nest-{secrets.token_hex(8)}")
+    show: Any = display  # IPython has no types for it
+    handle = show(picture, display_id=f"nest-{secrets.token_hex(8)}")
     shown = time.monotonic()
     for piece in pieces:
         picture.add(piece)
