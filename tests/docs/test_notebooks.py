@@ -43,7 +43,7 @@ def test_all_are_there():
 def test_runs_and_shows_what_is_kept(path, demo_model_dir, tmp_path):
     kept = nbformat.read(path, as_version=4)
     ran = nbformat.from_dict(kept)
-    NotebookClient(ran, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(ran, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert kinds(ran) == kinds(kept)
     assert outputs(ran)
 
@@ -55,6 +55,7 @@ def test_what_is_kept_is_clean(path):
     assert all(o.output_type != "error" and o.get("name") != "stderr" for o in outputs(notebook))
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"/(?:root|home|work|tmp|opt|usr|Users)/", text)
+    assert not re.search(r"\d s(?:<|\*|\b\\n)|seconds?=", text), "times of a machine are of no use to others"
     assert len(text) < 500_000
     assert notebook.cells[0].source.startswith("# ")
 
