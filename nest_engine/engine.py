@@ -20,14 +20,16 @@ from nest_engine.datastore.opener import DatastoreOpener, OpenPassages, list_pas
 from nest_engine.datastore.store import KeyStore, open_store
 from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.decoding.loop import DecodeLoop, Refresh
-from nest_engine.decoding.reader import LogitsProcessor
+from nest_engine.decoding.reader import Counts, LogitsProcessor
 from nest_engine.errors import ConfigError, PassageError, SourceError
 from nest_engine.generation import FinishReason, Generation, GenerationPiece, Seconds, Stats
 from nest_engine.lm.detokenizer import Detokenizer
 from nest_engine.lm.loading import LoadedModel, load_model
 from nest_engine.lm.prompts import Message, Prompt, PromptBuilder, Task, find_query, to_messages
+from nest_engine.metrics import CallMetrics, MetricsHook, Reporter
 from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.progress import progress_bar
+from nest_engine.retrieval.limits import check_sizes
 from nest_engine.retrieval.source import PassageSource
 from nest_engine.transcript import Transcript
 
@@ -58,6 +60,7 @@ class NestEngine:
         *,
         store: KeyStore | str | Path | None = None,
         progress: bool = False,
+        metrics: MetricsHook | None = None,
     ) -> None:
         """Use a loaded model.
 
@@ -66,11 +69,13 @@ class NestEngine:
             config: Settings; by default the preset named like the model, else the paper's.
             store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             progress: Show progress bars for long work, on standard error.
+            metrics: Called after each call with its counts and times: see `nest_engine.metrics`.
         """
         self.model = model
         self.config = config if config is not None else _default_config(model.name)
         self._opener = DatastoreOpener(model.lm, model.tokenizer, open_store(store))
         self._progress = progress
+        self._reporter = Reporter(metrics)
         self._warned_of_size = False
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
 
@@ -82,6 +87,15 @@ class NestEngine:
     @store.setter
     def store(self, store: KeyStore) -> None:
         self._opener.store = store
+
+    @property
+    def metrics(self) -> MetricsHook | None:
+        """What is called after each call: see `nest_engine.metrics`. May be set between calls."""
+        return self._reporter.hook
+
+    @metrics.setter
+    def metrics(self, hook: MetricsHook | None) -> None:
+        self._reporter = Reporter(hook)
 
     @classmethod
     def from_pretrained(
@@ -211,20 +225,37 @@ class NestEngine:
     def _answer(
         self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
     ) -> Iterator[GenerationPiece]:
-        clock = _Clock()
-        opened = OpenPassages(self._opener, call.config)
+        work = _Work(_Clock(), OpenPassages(self._opener, call.config))
+        outcome = "closed"
+        try:
+            yield from self._work(work, call, source, passages)
+            outcome = str(work.finish)
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._reporter.report(work.measure(call.config.mode, outcome))
+
+    def _work(
+        self, work: _Work, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
+    ) -> Iterator[GenerationPiece]:
+        clock, opened = work.clock, work.opened
         with clock.measure("retrieve"):
             found = self._retrieve(call, source, passages)
+        work.found = len(found)
         prompt = self._build_prompt(call, found)
+        work.prompt = len(prompt.ids)
         with clock.measure("encode"):
             index = self._open(opened, call, found, source)
             self._compare_size(index, call.config)
         refresh = self._make_refresh(call.config, opened, source)
         loop = DecodeLoop(self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh)
         transcript = self._make_transcript(opened, call.config)
+        work.loop, work.transcript = loop, transcript
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
         reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
+        work.finish = reason
         stats = _stats(call.config, loop, transcript, clock, len(prompt.ids), len(found))
         generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found))
         yield GenerationPiece(last.text, last.citations, generation)
@@ -389,16 +420,48 @@ class _Clock:
         finally:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
 
-    def read(self, loop: DecodeLoop) -> Seconds:
+    def read(self, loop: DecodeLoop | None) -> Seconds:
         total = sum(self.seconds.values())
-        return Seconds(**self.seconds, total=total, lm=loop.reader.counts.lm_seconds, mix=loop.mix_seconds)
+        lm, mix = (loop.reader.counts.lm_seconds, loop.mix_seconds) if loop is not None else (0.0, 0.0)
+        return Seconds(**self.seconds, total=total, lm=lm, mix=mix)
+
+
+@dataclass
+class _Work:
+    """How far a call has come: what its metrics are read from, also where it fails."""
+
+    clock: _Clock
+    opened: OpenPassages
+    found: int = 0
+    prompt: int = 0
+    loop: DecodeLoop | None = None
+    transcript: Transcript | None = None
+    finish: FinishReason | None = None
+
+    def measure(self, mode: str, outcome: str) -> CallMetrics:
+        counts = self.loop.reader.counts if self.loop is not None else Counts()
+        return CallMetrics(
+            mode=mode,
+            outcome=outcome,
+            seconds=self.clock.read(self.loop),
+            tokens=self.transcript.tokens if self.transcript is not None else 0,
+            attributed_tokens=self.transcript.attributed if self.transcript is not None else 0,
+            prompt_tokens=self.prompt,
+            lm_calls=counts.lm_calls,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            passages=self.found,
+            store_hits=self.opened.counts.hits,
+            store_misses=self.opened.counts.misses,
+        )
 
 
 def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
     """Search a source and check what it returns.
 
     Raises:
-        SourceError: If the source raises or returns something else than scored passages.
+        SourceError: If the source raises, or returns something else than scored passages, or a passage
+            that is too large.
     """
     try:
         found = list(source.search(query, k))
@@ -411,6 +474,7 @@ def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
             raise SourceError(
                 f"{type(source).__name__}.search returned a {type(item).__name__}; it must return ScoredPassage items"
             )
+    check_sizes(found[:k], source)
     return found[:k]
 
 

@@ -59,3 +59,7 @@ class KeyFormatError(NestError, ValueError):
 
 class NonFiniteLogitsError(NestError, ArithmeticError):
     """The model produced NaN logits."""
+
+
+class ModelMemoryError(NestError, RuntimeError):
+    """The model ran out of memory in the middle of a call; the engine can be used again."""

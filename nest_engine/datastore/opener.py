@@ -23,6 +23,7 @@ from nest_engine.datastore.transform import KeyTransform
 from nest_engine.errors import ConfigError
 from nest_engine.lm.protocol import LanguageModel
 from nest_engine.lm.tokenizer import Tokenizer
+from nest_engine.metrics import StoreCounts
 from nest_engine.passages import Passage
 from nest_engine.retrieval.source import PassageSource
 
@@ -53,10 +54,14 @@ class DatastoreOpener:
         return PassageEncoder(self._lm, self._tokenizer, self._codec(key_format))
 
     def encode(
-        self, passages: Sequence[Passage], config: NestConfig, report: Report | None = None
+        self,
+        passages: Sequence[Passage],
+        config: NestConfig,
+        report: Report | None = None,
+        counts: StoreCounts | None = None,
     ) -> list[EncodedPassage]:
         """Look up or compute the keys of passages, and keep them: see `get_or_encode`."""
-        return get_or_encode(passages, self.encoder(config.key_format), self.store, report)
+        return get_or_encode(passages, self.encoder(config.key_format), self.store, report, counts)
 
     def tokenize(self, passages: Sequence[Passage], config: NestConfig) -> list[EncodedPassage]:
         """Passages as tokens alone: see `PassageEncoder.tokenize`."""
@@ -90,7 +95,11 @@ class DatastoreOpener:
         )
 
     def open_collection(
-        self, source: PassageSource, config: NestConfig, report: Report | None = None
+        self,
+        source: PassageSource,
+        config: NestConfig,
+        report: Report | None = None,
+        counts: StoreCounts | None = None,
     ) -> tuple[Sequence[Passage], list[EncodedPassage], TokenIndex]:
         """All passages of a source and an index over their keys, kept for the next call.
 
@@ -101,7 +110,7 @@ class DatastoreOpener:
 
         passages = list_passages(source)
         key = (len(passages), config.key_format, config.key_transform)
-        encoded = self.encode(passages, config, report)
+        encoded = self.encode(passages, config, report, counts)
         known, index = self._collections.get(source, (None, None))
         if index is None or known != key:
             index = self.index(passages, encoded, config, kind=FaissTokenIndex)
@@ -133,12 +142,14 @@ class OpenPassages:
     Attributes:
         passages: All that were opened, in the order of their numbers.
         token_ends: int32 [m] of each: characters complete after each token.
+        counts: How many of them the key store had.
     """
 
     def __init__(self, opener: DatastoreOpener, config: NestConfig) -> None:
         """Begin with no passage."""
         self._opener = opener
         self._config = config
+        self.counts = StoreCounts()
         self.passages: list[Passage] = []
         self.token_ends: list[NDArray[np.int32]] = []
         self._numbers: dict[tuple[str, str, str], int] = {}
@@ -161,7 +172,7 @@ class OpenPassages:
         if not passages:
             return None
         if self._config.uses_keys:
-            encoded = self._opener.encode(passages, self._config, report)
+            encoded = self._opener.encode(passages, self._config, report, self.counts)
         else:
             encoded = self._opener.tokenize(passages, self._config)
         numbers = [self._number(p, e) for p, e in zip(passages, encoded, strict=True)]
@@ -172,7 +183,7 @@ class OpenPassages:
 
     def add_collection(self, source: PassageSource, report: Report | None = None) -> TokenIndex:
         """Open the index over all passages of a source."""
-        passages, encoded, index = self._opener.open_collection(source, self._config, report)
+        passages, encoded, index = self._opener.open_collection(source, self._config, report, self.counts)
         self.passages, self.token_ends = list(passages), [e.ends for e in encoded]
         return index
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from nest_engine.datastore.encoded import EncodedPassage
 from nest_engine.datastore.encoder import PassageEncoder
+from nest_engine.metrics import StoreCounts
 from nest_engine.passages import Passage
 
 
@@ -79,6 +80,7 @@ def get_or_encode(
     encoder: PassageEncoder,
     store: KeyStore,
     report: Callable[[int], None] | None = None,
+    counts: StoreCounts | None = None,
 ) -> list[EncodedPassage]:
     """Look passages up in a store; encode and keep those that are not there.
 
@@ -87,6 +89,7 @@ def get_or_encode(
         encoder: Encodes what is missing.
         store: Where keys are kept.
         report: Called with the number of passages ready since the last call.
+        counts: Counts what was there and what was not.
 
     Returns:
         The encoded passages, in the order of `passages`.
@@ -94,6 +97,9 @@ def get_or_encode(
     addresses = [encoder.address(passage) for passage in passages]
     found = store.get_many(list(dict.fromkeys(addresses)))
     missing = {a: p for a, p in zip(addresses, passages, strict=True) if a not in found}
+    if counts is not None:
+        counts.hits += len(passages) - len(missing)
+        counts.misses += len(missing)
     if report is not None:
         report(len(passages) - len(missing))
     for batch in _groups(missing.items()):
