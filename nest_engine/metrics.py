@@ -1,11 +1,11 @@
 """What an engine reports after each call: give it to Prometheus, OpenTelemetry, or a log.
 
-    def count(call: CallMetrics) -> None:
-        answers.labels(call.mode, call.outcome).inc()
-        seconds.observe(call.seconds.total)
+def count(call: CallMetrics) -> None:
+answers.labels(call.mode, call.outcome).inc()
+seconds.observe(call.seconds.total)
 
-    engine = NestEngine.from_pretrained("smollm2-135m-instruct")
-    engine.metrics = count
+engine = NestEngine.from_pretrained("smollm2-135m-instruct")
+engine.metrics = count
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Reporter:
             return
         try:
             self.hook(call)
-        except Exception:  # noqa: BLE001 - the hook is the caller's, and the answer is worth more
+        except Exception:
             if not self._warned:
                 self._warned = True
                 logger.warning("the metrics hook failed; this is logged once", exc_info=True)
