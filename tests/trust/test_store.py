@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
@@ -156,38 +157,37 @@ def test_flipped_bytes_and_cut_files_are_refused_or_healed(folder, tmp_path, soa
     print({kind: results.count(kind) for kind in set(results)})
 
 
-FILL = (
-    "import sys\n"
-    "from tests.engine.datastore.test_lmdb_store import LmdbKeyStore, entry, name\n"
-    "print('ready', flush=True); sys.stdin.readline()\n"
-    "store = LmdbKeyStore(sys.argv[1])\n"
-    "for n in range(int(sys.argv[2]), 100000):\n"
-    "    store.put_many({name(n): entry(n, tokens=200)})\n"
-    "    print(n, flush=True)\n"
-)
+def fill(folder: Path, start: int, pipe: int) -> None:
+    """In a child: write one entry after the other, and say so, until killed."""
+    try:
+        store = LmdbKeyStore(folder)
+        for number in range(start, 1_000_000):
+            store.put_many({name(number): entry(number, tokens=200)})
+            os.write(pipe, b"x")
+    finally:
+        os._exit(1)
 
 
 def test_kills_at_random_moments_lose_at_most_what_is_in_flight(tmp_path, soak):
     """One store all through: each round fills on where the last one was killed."""
-    chance, kills, written = random.Random(3), 100 if soak else 5, 0
-    command = [sys.executable, "-c", FILL, str(tmp_path / "keys")]
-    for _ in range(kills):
-        worker = subprocess.Popen(
-            [*command, str(written)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-        assert worker.stdout.readline() == "ready\n"
-        worker.stdin.write("\n")
-        worker.stdin.flush()
+    chance, written = random.Random(3), 0
+    for _ in range(100 if soak else 8):
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            fill(tmp_path / "keys", written, writing)
+        os.close(writing)
         time.sleep(chance.random() * 0.3)
-        worker.send_signal(signal.SIGKILL)
-        lines = worker.communicate()[0].split("\n")[:-1]
-        reported = int(lines[-1]) + 1 if lines else written
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with os.fdopen(reading, "rb") as pipe:
+            reported = written + len(pipe.read())
         store = LmdbKeyStore(tmp_path / "keys")
         passages = store.info().passages
         assert store.verify() == []
         assert reported <= passages <= reported + 1
-        if passages:
-            assert same(store.get_many([name(passages - 1)])[name(passages - 1)], entry(passages - 1, tokens=200))
+        for number in range(written, passages):
+            assert same(store.get_many([name(number)])[name(number)], entry(number, tokens=200))
         written = passages
         store.close()
     assert written
