@@ -43,7 +43,7 @@ test-browser: setup-dev ## answers in a real browser (apt-get install chromium, 
 	NEST_BROWSER=1 $(BIN)/python -m pytest tests/browser $(ARGS)
 
 soak: setup-dev ## the long versions of some tests
-	NEST_SOAK=1 $(BIN)/python -m pytest tests/engine/test_lossless.py $(ARGS)
+	NEST_SOAK=1 $(BIN)/python -m pytest -s tests/engine/test_lossless.py tests/trust $(ARGS)
 
 lint: setup-dev ## the checks without the tests
 	$(BIN)/ruff check .

@@ -140,7 +140,7 @@ def test_a_fork_while_another_thread_reads_can_answer(world):
 
 def test_memory_stays_flat(soak):
     """Slope of Python's memory over generations, after a warm-up."""
-    count = 2000 if soak else 120
+    count = 2000 if soak else 48
     engine, work, sizes = tiny_engine(), jobs(12), []
     rounds = count // len(work)
     for job in work * 2:
