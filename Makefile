@@ -47,7 +47,7 @@ docs: setup-dev ## the documentation site, into .site/ (fails where a link leads
 	$(BIN)/mkdocs build --strict
 
 soak: setup-dev ## the long versions of some tests
-	NEST_SOAK=1 $(BIN)/python -m pytest tests/engine/test_lossless.py $(ARGS)
+	NEST_SOAK=1 $(BIN)/python -m pytest -s tests/engine/test_lossless.py tests/trust $(ARGS)
 
 lint: setup-dev ## the checks without the tests
 	$(BIN)/ruff check .

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 MAX_BYTES = 50_000_000
 """Files larger than this are refused by default."""
 
+MAX_CHARACTERS = 100_000_000
+"""A PDF with more text is refused: a small file can be made to hold any amount."""
+
 
 @dataclass(frozen=True)
 class Document:
@@ -216,7 +219,7 @@ def _read_pdf(file: _File) -> _Content:
         reader = PdfReader(BytesIO(file.data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise DocumentError(f"{file.path}: protected by a password; save a copy without it")
-        pages = [page.extract_text() for page in reader.pages]
+        pages = _pdf_pages(file, reader.pages)
         title = str((reader.metadata and reader.metadata.title) or "")
     except DocumentError:
         raise
@@ -226,6 +229,18 @@ def _read_pdf(file: _File) -> _Content:
     text, starts = _join_pages(pages)
     scan = "it is probably a scan: run text recognition (OCR) on it first"
     return _Content(text, "" if _is_leftover(title) else title, starts, scan)
+
+
+def _pdf_pages(file: _File, pages: Iterable[Any]) -> list[str]:
+    """The text of each page, up to a limit on all of them."""
+    texts: list[str] = []
+    length = 0
+    for page in pages:
+        texts.append(page.extract_text())
+        length += len(texts[-1]) + 2
+        if length > MAX_CHARACTERS:
+            raise DocumentError(f"{file.path}: more than {MAX_CHARACTERS:,} characters of text; split the file")
+    return texts
 
 
 _READERS: dict[str, Callable[[_File], _Content]] = {

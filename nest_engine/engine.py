@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -27,9 +27,10 @@ from nest_engine.generation import FinishReason, Generation, GenerationPiece, Se
 from nest_engine.lm.detokenizer import Detokenizer
 from nest_engine.lm.loading import LoadedModel, load_model
 from nest_engine.lm.prompts import Message, Prompt, PromptBuilder, Task, find_query, to_messages
-from nest_engine.metrics import CallMetrics, Notifier, Observer, Outcome
+from nest_engine.metrics import CallMetrics, MetricsHook, Reporter
 from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.progress import progress_bar
+from nest_engine.retrieval.limits import check_sizes
 from nest_engine.retrieval.source import PassageSource
 from nest_engine.trace import TraceStep, make_trace
 from nest_engine.transcript import Transcript
@@ -51,7 +52,6 @@ class NestEngine:
 
     Attributes:
         config: The settings that calls start from.
-        observer: Called with the `CallMetrics` of each call; None by default.
         model: The language model and its tokenizer.
     """
 
@@ -62,6 +62,7 @@ class NestEngine:
         *,
         store: KeyStore | str | Path | None = None,
         progress: bool = False,
+        metrics: MetricsHook | None = None,
     ) -> None:
         """Use a loaded model.
 
@@ -70,23 +71,15 @@ class NestEngine:
             config: Settings; by default the preset named like the model, else the paper's.
             store: Where keys are kept: a store, or the folder of one on disk; by default in memory.
             progress: Show progress bars for long work, on standard error.
+            metrics: Called after each call with its counts and times: see `nest_engine.metrics`.
         """
         self.model = model
         self.config = config if config is not None else _default_config(model.name)
         self._opener = DatastoreOpener(model.lm, model.tokenizer, open_store(store))
         self._progress = progress
+        self._reporter = Reporter(metrics)
         self._warned_of_size = False
-        self._notifier = Notifier()
         self._prompts = PromptBuilder(model.tokenizer, model.lm.context_window)
-
-    @property
-    def observer(self) -> Observer | None:
-        """Called with the `CallMetrics` of every call behind its end; may be set."""
-        return self._notifier.observer
-
-    @observer.setter
-    def observer(self, observer: Observer | None) -> None:
-        self._notifier.observer = observer
 
     @property
     def store(self) -> KeyStore:
@@ -96,6 +89,15 @@ class NestEngine:
     @store.setter
     def store(self, store: KeyStore) -> None:
         self._opener.store = store
+
+    @property
+    def metrics(self) -> MetricsHook | None:
+        """What is called after each call: see `nest_engine.metrics`. May be set between calls."""
+        return self._reporter.hook
+
+    @metrics.setter
+    def metrics(self, hook: MetricsHook | None) -> None:
+        self._reporter = Reporter(hook)
 
     @classmethod
     def from_pretrained(
@@ -229,38 +231,31 @@ class NestEngine:
             trace=trace,
         )
         # The checks above happen now; what follows, when the first piece is asked for.
-        return self._observed(call, source, passages)
-
-    def _observed(
-        self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
-    ) -> Iterator[GenerationPiece]:
-        """Answer, and tell the observer what became of it."""
-        progress = _Progress(OpenPassages(self._opener, call.config))
-        outcome: Outcome = "cancelled"
-        failure = ""
-        try:
-            with closing(self._answer(call, source, passages, progress)) as pieces:
-                for piece in pieces:
-                    if piece.generation is not None:
-                        outcome = piece.generation.finish_reason
-                    yield piece
-        except Exception as error:
-            outcome, failure = "error", type(error).__name__
-            raise
-        finally:
-            self._notifier.tell(progress.metrics(call.config.mode, outcome, failure))
+        return self._answer(call, source, passages)
 
     def _answer(
-        self,
-        call: _Call,
-        source: PassageSource | None,
-        passages: Sequence[Passage] | None,
-        progress: _Progress,
-    ) -> Generator[GenerationPiece]:
-        clock, opened = progress.clock, progress.opened
+        self, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
+    ) -> Iterator[GenerationPiece]:
+        work = _Work(_Clock(), OpenPassages(self._opener, call.config))
+        outcome = "closed"
+        try:
+            yield from self._work(work, call, source, passages)
+            outcome = str(work.finish)
+        except Exception as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._reporter.report(work.measure(call.config.mode, outcome))
+
+    def _work(
+        self, work: _Work, call: _Call, source: PassageSource | None, passages: Sequence[Passage] | None
+    ) -> Iterator[GenerationPiece]:
+        clock, opened = work.clock, work.opened
         with clock.measure("retrieve"):
-            found = progress.found = self._retrieve(call, source, passages)
+            found = self._retrieve(call, source, passages)
+        work.found = len(found)
         prompt = self._build_prompt(call, found)
+        work.prompt = len(prompt.ids)
         with clock.measure("encode"):
             index = self._open(opened, call, found, source)
             self._compare_size(index, call.config)
@@ -270,10 +265,11 @@ class NestEngine:
             self.model.lm, prompt.ids, index, call.config, call.processors, refresh=refresh, recorder=recorder
         )
         transcript = self._make_transcript(opened, call.config)
-        progress.loop, progress.transcript, progress.prompt_tokens = loop, transcript, len(prompt.ids)
+        work.loop, work.transcript = loop, transcript
         yield from self._decode(loop, transcript, clock)
         last = transcript.finish()
         reason: FinishReason = "stop" if transcript.stopped else loop.finish or "length"
+        work.finish = reason
         stats = _stats(call.config, loop, transcript, clock, len(prompt.ids), len(found))
         steps = self._make_trace(recorder, transcript, opened) if recorder is not None else ()
         generation = Generation(transcript.text, tuple(transcript.citations), stats, reason, tuple(found), steps)
@@ -454,33 +450,32 @@ class _Clock:
 
 
 @dataclass
-class _Progress:
-    """How far a call has come."""
+class _Work:
+    """How far a call has come: what its metrics are read from, also where it fails."""
 
+    clock: _Clock
     opened: OpenPassages
-    clock: _Clock = field(default_factory=_Clock)
-    found: Sequence[ScoredPassage] = ()
-    prompt_tokens: int = 0
+    found: int = 0
+    prompt: int = 0
     loop: DecodeLoop | None = None
     transcript: Transcript | None = None
+    finish: FinishReason | None = None
 
-    def metrics(self, mode: str, outcome: Outcome, error: str) -> CallMetrics:
+    def measure(self, mode: str, outcome: str) -> CallMetrics:
         counts = self.loop.reader.counts if self.loop is not None else Counts()
         return CallMetrics(
             mode=mode,
             outcome=outcome,
-            error=error,
+            seconds=self.clock.read(self.loop),
             tokens=self.transcript.tokens if self.transcript is not None else 0,
             attributed_tokens=self.transcript.attributed if self.transcript is not None else 0,
-            citations=len(self.transcript.citations) if self.transcript is not None else 0,
+            prompt_tokens=self.prompt,
             lm_calls=counts.lm_calls,
             drafted=counts.drafted,
             accepted=counts.accepted,
-            prompt_tokens=self.prompt_tokens,
-            passages=len(self.found),
+            passages=self.found,
             store_hits=self.opened.counts.hits,
             store_misses=self.opened.counts.misses,
-            seconds=self.clock.read(self.loop),
         )
 
 
@@ -488,7 +483,8 @@ def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
     """Search a source and check what it returns.
 
     Raises:
-        SourceError: If the source raises or returns something else than scored passages.
+        SourceError: If the source raises, or returns something else than scored passages, or a passage
+            that is too large.
     """
     try:
         found = list(source.search(query, k))
@@ -501,6 +497,7 @@ def search(source: PassageSource, query: str, k: int) -> list[ScoredPassage]:
             raise SourceError(
                 f"{type(source).__name__}.search returned a {type(item).__name__}; it must return ScoredPassage items"
             )
+    check_sizes(found[:k], source)
     return found[:k]
 
 

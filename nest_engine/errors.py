@@ -57,9 +57,9 @@ class KeyFormatError(NestError, ValueError):
     """A key is not finite in the storage format."""
 
 
-class OutOfMemoryError(NestError, MemoryError):
-    """Memory ran out in a forward pass. The engine can be used on."""
-
-
 class NonFiniteLogitsError(NestError, ArithmeticError):
     """The model produced NaN logits."""
+
+
+class ModelMemoryError(NestError, RuntimeError):
+    """The model ran out of memory in the middle of a call; the engine can be used again."""

@@ -1,15 +1,11 @@
-"""What an engine tells an observer about each call: enough for Prometheus or OpenTelemetry, and needing neither.
+"""What an engine reports after each call: give it to Prometheus, OpenTelemetry, or a log.
 
-from prometheus_client import Counter, Histogram
+def count(call: CallMetrics) -> None:
+answers.labels(call.mode, call.outcome).inc()
+seconds.observe(call.seconds.total)
 
-tokens = Counter("nest_tokens", "tokens of answers", ["mode"])
-seconds = Histogram("nest_seconds", "time of calls", ["mode", "outcome"])
-
-def observe(call: CallMetrics) -> None:
-tokens.labels(call.mode).inc(call.tokens)
-seconds.labels(call.mode, call.outcome).observe(call.seconds.total)
-
-engine.observer = observe
+engine = NestEngine.from_pretrained("smollm2-135m-instruct")
+engine.metrics = count
 """
 
 from __future__ import annotations
@@ -17,71 +13,83 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
 
 from nest_engine.generation import Seconds
 
 logger = logging.getLogger(__name__)
 
-Outcome = Literal["end", "length", "stop", "cancelled", "error"]
-
 
 @dataclass(frozen=True)
 class CallMetrics:
-    """Counts and times of one call, whatever became of it.
+    """One call of an engine, however it ended. Nothing of prompts, passages or answers is in it.
 
     Attributes:
         mode: The mode.
-        outcome: The answer's finish reason; `"cancelled"` where its stream was closed early, `"error"` where it failed.
-        error: Name of the error's class, or empty.
-        tokens: Tokens emitted, in tokens.
-        attributed_tokens: Those of them that were copied, in tokens.
-        citations: Citations given.
-        lm_calls: Forward passes.
-        drafted: Tokens read ahead, in tokens.
-        accepted: Those of them that came true, in tokens.
-        prompt_tokens: Length of the prompt, in tokens.
-        passages: Passages found and relevant.
+        outcome: `"end"`, `"length"` or `"stop"` as in `Generation.finish_reason`; `"closed"` where the
+            caller left a stream; else the name of the error's class.
+        seconds: Where the time went, as in `Stats.seconds`.
+        tokens: Tokens of the answer so far.
+        attributed_tokens: Those of them that were copied.
+        prompt_tokens: Tokens of the prompt.
+        lm_calls: Forward passes while answering.
+        drafted: Tokens read ahead.
+        accepted: Those of them that came true.
+        passages: Passages that were found.
         store_hits: Passages whose keys were in the store.
-        store_misses: Passages that were encoded.
-        seconds: Where the time went.
+        store_misses: Passages whose keys were computed.
     """
 
     mode: str
-    outcome: Outcome
-    error: str = ""
+    outcome: str
+    seconds: Seconds = field(default_factory=Seconds)
     tokens: int = 0
     attributed_tokens: int = 0
-    citations: int = 0
+    prompt_tokens: int = 0
     lm_calls: int = 0
     drafted: int = 0
     accepted: int = 0
-    prompt_tokens: int = 0
     passages: int = 0
     store_hits: int = 0
     store_misses: int = 0
-    seconds: Seconds = field(default_factory=Seconds)
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the tokens read ahead that came true; 0 where none was."""
+        return self.accepted / self.drafted if self.drafted else 0.0
 
 
-Observer = Callable[[CallMetrics], None]
-"""Called once behind each call, in the thread that made it: it should be quick."""
+MetricsHook = Callable[[CallMetrics], object]
+"""Called after each call, in its thread; what it returns is dropped."""
 
 
-class Notifier:
-    """Tells an observer, and lets none of its errors reach an answer."""
+@dataclass
+class StoreCounts:
+    """Counts what a key store had.
 
-    def __init__(self) -> None:
-        """Begin without an observer."""
-        self.observer: Observer | None = None
+    Attributes:
+        hits: Passages that were there.
+        misses: Passages that had to be encoded.
+    """
+
+    hits: int = 0
+    misses: int = 0
+
+
+class Reporter:
+    """Calls the hook; its errors never reach an answer, and are logged once."""
+
+    def __init__(self, hook: MetricsHook | None) -> None:
+        """Report to `hook`, or to nobody."""
+        self.hook = hook
         self._warned = False
 
-    def tell(self, metrics: CallMetrics) -> None:
-        """Call the observer, if there is one; the first error it raises is logged, further ones are not."""
-        if self.observer is None:
+    def report(self, call: CallMetrics) -> None:
+        """Hand one call's metrics over."""
+        if self.hook is None:
             return
         try:
-            self.observer(metrics)
+            self.hook(call)
         except Exception:
             if not self._warned:
                 self._warned = True
-                logger.warning("the observer of an engine's calls failed; answers go on without it", exc_info=True)
+                logger.warning("the metrics hook failed; this is logged once", exc_info=True)

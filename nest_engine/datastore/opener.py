@@ -17,12 +17,13 @@ from nest_engine.datastore.encoder import PassageEncoder
 from nest_engine.datastore.relevance import rank_sentences
 from nest_engine.datastore.sentences import sentence_ends
 from nest_engine.datastore.statistics import load_codec, load_transform, sample_passages
-from nest_engine.datastore.store import KeyStore, StoreCounts, get_or_encode
+from nest_engine.datastore.store import KeyStore, get_or_encode
 from nest_engine.datastore.token_index import TokenIndex
 from nest_engine.datastore.transform import KeyTransform
 from nest_engine.errors import ConfigError
 from nest_engine.lm.protocol import LanguageModel
 from nest_engine.lm.tokenizer import Tokenizer
+from nest_engine.metrics import StoreCounts
 from nest_engine.passages import Passage
 from nest_engine.retrieval.source import PassageSource
 
@@ -141,16 +142,16 @@ class OpenPassages:
     Attributes:
         passages: All that were opened, in the order of their numbers.
         token_ends: int32 [m] of each: characters complete after each token.
-        counts: How many keys were found in the store.
+        counts: How many of them the key store had.
     """
 
     def __init__(self, opener: DatastoreOpener, config: NestConfig) -> None:
         """Begin with no passage."""
         self._opener = opener
         self._config = config
+        self.counts = StoreCounts()
         self.passages: list[Passage] = []
         self.token_ends: list[NDArray[np.int32]] = []
-        self.counts = StoreCounts()
         self._numbers: dict[tuple[str, str, str], int] = {}
 
     def add(self, passages: Sequence[Passage], report: Report | None = None, query: str = "") -> TokenIndex | None:

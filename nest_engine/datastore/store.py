@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from nest_engine.datastore.encoded import EncodedPassage
 from nest_engine.datastore.encoder import PassageEncoder
+from nest_engine.metrics import StoreCounts
 from nest_engine.passages import Passage
 
 
@@ -75,19 +75,6 @@ def open_store(store: KeyStore | str | Path | None) -> KeyStore:
     return store
 
 
-@dataclass
-class StoreCounts:
-    """How many passages' keys were found in a store.
-
-    Attributes:
-        hits: Passages that were there.
-        misses: Passages that had to be encoded.
-    """
-
-    hits: int = 0
-    misses: int = 0
-
-
 def get_or_encode(
     passages: Sequence[Passage],
     encoder: PassageEncoder,
@@ -102,7 +89,7 @@ def get_or_encode(
         encoder: Encodes what is missing.
         store: Where keys are kept.
         report: Called with the number of passages ready since the last call.
-        counts: Takes how many were there.
+        counts: Counts what was there and what was not.
 
     Returns:
         The encoded passages, in the order of `passages`.
@@ -111,7 +98,7 @@ def get_or_encode(
     found = store.get_many(list(dict.fromkeys(addresses)))
     missing = {a: p for a, p in zip(addresses, passages, strict=True) if a not in found}
     if counts is not None:
-        counts.hits += len(found)
+        counts.hits += len(passages) - len(missing)
         counts.misses += len(missing)
     if report is not None:
         report(len(passages) - len(missing))

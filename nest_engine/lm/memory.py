@@ -1,39 +1,45 @@
-"""Tells that memory ran out from other failures of a forward pass."""
+"""A model that runs out of memory in the middle of an answer."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from nest_engine.errors import OutOfMemoryError
+from nest_engine.errors import ModelMemoryError
 
-_SIGNS = ("out of memory", "can't allocate memory", "not enough memory", "failed to allocate")
+_SIGNS = ("out of memory", "not enough memory", "can't allocate memory", "alloc_failed")
 
 
 @contextmanager
-def memory_guard(tokens: int) -> Iterator[None]:
-    """Turn a failed allocation in the block into an error that says what to do.
-
-    Args:
-        tokens: Length of what is read, for the message.
+def memory_errors() -> Iterator[None]:
+    """Turn every way in which torch says that memory ran out into `ModelMemoryError`.
 
     Raises:
-        OutOfMemoryError: If memory ran out.
+        ModelMemoryError: In place of the block's error, once what the allocator holds back is free again.
     """
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise _error(tokens) from error
-    except RuntimeError as error:  # the CPU's allocator has no class of its own
-        if any(sign in str(error).lower() for sign in _SIGNS):
-            raise _error(tokens) from error
-        raise
+    except (RuntimeError, MemoryError) as error:
+        if not _is_memory(error):
+            raise
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raised = ModelMemoryError(
+            f"the model ran out of memory ({message}): lower max_new_tokens, prompt_passages or top_passages, "
+            "send fewer calls at once, or load the model with dtype='bfloat16'"
+        )
+        # The traceback holds the tensors of the failed pass: without it they are free before the next call.
+        cause = type(error)(str(error))
+        error.__traceback__ = None
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+        raise raised from cause
 
 
-def _error(tokens: int) -> OutOfMemoryError:
-    return OutOfMemoryError(
-        f"memory ran out while the model read {tokens} tokens: use fewer or shorter passages (top_passages, "
-        "prompt_passages), a shorter prompt, a smaller model, or dtype='bfloat16'; the engine can be used on"
-    )
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error).lower() for sign in _SIGNS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -14,10 +13,11 @@ from transformers import DynamicCache
 
 from nest_engine.errors import UnsupportedModelError
 from nest_engine.lm.fingerprint import adapter_state, fingerprint_model
-from nest_engine.lm.memory import memory_guard
+from nest_engine.lm.memory import memory_errors
 from nest_engine.lm.packing import PackedWeights
 from nest_engine.lm.protocol import Reading
 from nest_engine.lm.tap import KeyTap, find_layers
+from nest_engine.lm.turns import FairLock
 
 _BATCH_TOKENS = 512
 """Tokens encoded in one forward pass, padding included: enough to fill a CPU, where longer batches only pad more."""
@@ -54,7 +54,7 @@ class TransformersModel:
         self._model = model.eval()
         self._packed = packed
         self._config = config
-        self._lock = threading.Lock()
+        self._lock = FairLock()
         self._require_croppable(self.new_cache().is_croppable)
         self._tap = KeyTap(model, find_layers(model, int(config.num_hidden_layers)), key_layer)
         parameters = inspect.signature(_forward_owner(model).forward).parameters
@@ -141,7 +141,7 @@ class TransformersModel:
         # Padding stands on the right: with causal attention no real token sees it, so no mask is needed.
         padded = [[*ids, *([ids[-1]] * (longest - len(ids)))] for ids in sequences]
         tokens = torch.tensor(padded, device=self.device)
-        with self._lock, memory_guard(tokens.numel()), self._tap.catch(stop=True) as caught:
+        with memory_errors(), self._lock, self._tap.catch(stop=True) as caught:
             self._model(input_ids=tokens, use_cache=False)
         hidden = caught[0].reshape(len(sequences), longest, -1)
         return [hidden[row, : len(ids)].clone() for row, ids in enumerate(sequences)]
@@ -153,14 +153,15 @@ class TransformersModel:
         arguments = {"input_ids": tokens, self._cache_name: cache, "use_cache": True}
         if last_only and self._keeps_logits:
             arguments["logits_to_keep"] = 1
-        with self._lock, memory_guard(len(token_ids)), self._tap.catch() as caught:
+        with memory_errors(), self._lock, self._tap.catch() as caught:
             output = self._model(**arguments)
         logits, queries = output.logits[0], caught[0].reshape(len(token_ids), -1)
         if last_only:
             logits, queries = logits[-1:], queries[-1:]
-        # A low precision is for the weights' sake; probabilities are computed in at least float32.
-        logits = logits.to(device=self.device, dtype=self.dtype)
-        return Reading(logits, queries.to(device=self.device, dtype=self.dtype))
+        with memory_errors():
+            # A low precision is for the weights' sake; probabilities are computed in at least float32.
+            logits = logits.to(device=self.device, dtype=self.dtype)
+            return Reading(logits, queries.to(device=self.device, dtype=self.dtype))
 
     def new_cache(self) -> Any:
         """An empty cache that can go back, across a sliding window too."""
