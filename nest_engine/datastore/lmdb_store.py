@@ -404,7 +404,9 @@ def _header(data: memoryview | bytes) -> dict[str, Any] | None:
 def _body_size(header: Mapping[str, Any]) -> int:
     """Bytes of an entry before its checksum."""
     scales = 4 * header["keys"] if header["scaled"] else 0
-    return int(_HEADER.size + 8 * header["tokens"] + scales + header["keys"] * header["width"] * header["dtype"].itemsize)
+    return int(
+        _HEADER.size + 8 * header["tokens"] + scales + header["keys"] * header["width"] * header["dtype"].itemsize
+    )
 
 
 def _unpack(key: bytes, data: memoryview | bytes) -> EncodedPassage | None:
