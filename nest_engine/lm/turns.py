@@ -65,5 +65,5 @@ class FairLock:
     def _reset(self) -> None:
         self._process = os.getpid()
         self._inner = threading.Lock()
-        self._held = False
+        self._held: bool = False
         self._waiting: deque[threading.Lock] = deque()
