@@ -14,6 +14,8 @@ class FairLock:
     In the child of a fork the lock is free: the thread that held it does not exist there.
     """
 
+    _held: bool
+
     def __init__(self) -> None:
         """Make a lock that is free."""
         self._reset()
@@ -65,5 +67,5 @@ class FairLock:
     def _reset(self) -> None:
         self._process = os.getpid()
         self._inner = threading.Lock()
-        self._held: bool = False
+        self._held = False
         self._waiting: deque[threading.Lock] = deque()
