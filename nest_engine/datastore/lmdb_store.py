@@ -245,7 +245,10 @@ class LmdbKeyStore:
                 self._environment.set_mapsize(0)
             transaction = self._environment.begin(buffers=True)
         with transaction:
-            yield transaction
+            try:
+                yield transaction
+            except lmdb.Error as error:
+                raise self._unreadable(error) from error
 
     def _items(self) -> Iterator[tuple[bytes, memoryview]]:
         with self._transaction() as transaction:

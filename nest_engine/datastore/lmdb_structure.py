@@ -11,6 +11,7 @@ import mmap
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _PAGE = struct.Struct("<QHHHH")  # number, padding, flags, end of the node list, start of the nodes
@@ -220,6 +221,7 @@ class _Walk:
         if len(value) < _NUMBER.size or len(value) % _NUMBER.size:
             raise DamagedFileError("a list of free pages is damaged")
         count, *pages = struct.unpack(f"<{len(value) // _NUMBER.size}Q", value)
-        if count > len(pages):
+        # LMDB looks for pages in a row and relies on the order, the highest first.
+        if count > len(pages) or any(a <= b for a, b in pairwise(pages[:count])):
             raise DamagedFileError("a list of free pages is damaged")
         return list(pages[:count])

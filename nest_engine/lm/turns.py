@@ -14,6 +14,8 @@ class FairLock:
     In the child of a fork the lock is free: the thread that held it does not exist there.
     """
 
+    _held: bool
+
     def __init__(self) -> None:
         """Make a lock that is free."""
         self._reset()

@@ -82,8 +82,7 @@ def test_streams_citations_and_counts(engine, passages, prompt, chosen):
     for citation in answer.citations:
         passage = next(p for p in passages if p.id == citation.passage_id)
         copied = answer.text[citation.start : citation.end]
-        assert copied in passage.text
-        assert passage.text[citation.passage_start : citation.passage_end] == copied
+        assert passage.text[citation.source_start : citation.source_end] == copied == citation.text
     stats, ended = answer.stats, answer.finish_reason == "end"
     assert stats.tokens == stats.lm_calls + stats.accepted - ended
     assert stats.attributed_tokens <= stats.tokens <= chosen["max_new_tokens"]
@@ -101,5 +100,19 @@ def test_characters_of_every_plane_come_back_whole(plane):
         text[:4], passages=[Passage(text, id="p")], alpha=2.0, gamma=1e-9, delta=1.0, max_new_tokens=24,
         min_citation_words=1,
     )  # fmt: skip
+    assert answer.stats.attributed_tokens > 0
     for citation in answer.citations:
-        assert answer.text[citation.start : citation.end] in text
+        assert answer.text[citation.start : citation.end] == text[citation.source_start : citation.source_end]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_copying_settings_do_cite(name):
+    """The checks of citations above would be worth nothing if there were none."""
+    passage = Passage(TEXTS[name], id=name)
+    answer = engines("llama", 0).generate(
+        TEXTS[name][:8], passages=[passage], alpha=2.0, gamma=1e-9, delta=1.0, mu=1.0, min_citation_words=1
+    )
+    assert answer.citations
+    for citation in answer.citations:
+        copied = answer.text[citation.start : citation.end]
+        assert copied == passage.text[citation.source_start : citation.source_end] == citation.text
