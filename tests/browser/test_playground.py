@@ -160,4 +160,5 @@ def test_looks(visit, tmp_path, width, scheme):
 
 
 def _is_ours(page, node):
-    return any(page.locator(f"{part} {node['target'][0]}").count() for part in OURS)
+    inside = "(element, parts) => element.closest(parts) !== null"
+    return page.locator(node["target"][0]).first.evaluate(inside, ", ".join(OURS))
