@@ -73,7 +73,8 @@ def test_outside_of_a_notebook(monkeypatch, handles):
 
 
 def test_without_ipython(monkeypatch):
-    monkeypatch.setitem(sys.modules, "IPython", None)
+    for name in ("IPython", "IPython.display"):  # another test may have imported it
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigError, match="pip install ipython"):
         display_stream([])
 
