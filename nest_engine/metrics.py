@@ -1,11 +1,13 @@
 """What an engine reports after each call: give it to Prometheus, OpenTelemetry, or a log.
 
-def count(call: CallMetrics) -> None:
-answers.labels(call.mode, call.outcome).inc()
-seconds.observe(call.seconds.total)
+    def count(call: CallMetrics) -> None:
+        answers.labels(call.mode, call.outcome).inc()
+        seconds.observe(call.seconds.total)
 
-engine = NestEngine.from_pretrained("smollm2-135m-instruct")
-engine.metrics = count
+    engine = NestEngine.from_pretrained("smollm2-135m-instruct")
+    engine.metrics = count
+
+The hook's own errors never reach an answer.
 """
 
 from __future__ import annotations

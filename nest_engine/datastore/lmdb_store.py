@@ -196,9 +196,9 @@ class LmdbKeyStore:
                 self.close()
                 raise
 
-    def _unreadable(self, error: Exception) -> StoreError:
+    def _unreadable(self, reason: object) -> StoreError:
         return StoreError(
-            f"{self.folder} is not a key store that can be read ({error}): "
+            f"{self.folder} is not a key store that can be read ({reason}): "
             "remove the folder, and its keys are computed again"
         )
 
@@ -213,10 +213,7 @@ class LmdbKeyStore:
             )
         version = 0 if data is None else _version(bytes(data))
         if version is None:
-            raise StoreError(
-                f"{self.folder} is not a key store that can be read (its format is not stated): "
-                "remove the folder, and its keys are computed again"
-            )
+            raise self._unreadable("its format is not stated")
         if version > FORMAT_VERSION:
             raise StoreError(
                 f"{self.folder} was written by a newer version (format {version}, this one reads {FORMAT_VERSION}): "

@@ -217,7 +217,8 @@ class DecodeLoop:
                 weight = float(mixture.weights[row])
             self._end_before_cut(index, place)
             self.reader.push(token)
-            self._sentence_ended = index.ends_sentence(place)
+            # The LM alone decides where a lossless answer ends.
+            self._sentence_ended = self._config.mode != "lossless" and index.ends_sentence(place)
             yield self._record(Emission(token, place, weight))
 
     def _accept(self, token: int, mixture: Mixture, row: int) -> bool:
@@ -291,14 +292,14 @@ class DecodeLoop:
 
     def _end_before_cut(self, index: TokenIndex, place: Place) -> None:
         """End behind a copied sentence where copying on from a place would be cut by the limit in mid-sentence."""
-        if not self._config.whole_sentences or not self._sentence_ended or self._config.mode == "lossless":
+        if not self._config.whole_sentences or not self._sentence_ended:
             return
         if index.rest_of_sentence(place) > self._config.max_new_tokens - self._position:
             raise _End
 
     def _end_sentence(self, mixture: Mixture, row: int) -> None:
         """Passages hold no end token: end where a copied sentence did, if the LM would end there too."""
-        if not self._sentence_ended or self._config.mode == "lossless":
+        if not self._sentence_ended:
             return
         if mixture.lm_tokens[row] in self._end_ids:
             raise _End

@@ -20,6 +20,7 @@ from nest_engine.engine import NestEngine, search
 from nest_engine.errors import ConfigError
 from nest_engine.evaluation.baselines import LlamaCpp, generate_greedily
 from nest_engine.evaluation.reports import engine_facts, find_figure_class, write_texts
+from nest_engine.evaluation.systems import setting_name, setting_value
 from nest_engine.generation import Generation
 from nest_engine.passages import Passage
 from nest_engine.retrieval.source import PassageSource
@@ -151,17 +152,12 @@ def _system(name: str, engine: NestEngine, source: PassageSource, limit: int) ->
     settings: dict[str, Any] = {"mode": mode, "max_new_tokens": limit}
     if "ra" in words:
         settings["passages_in_prompt"] = True
-    settings |= dict(_setting(word) for word in words if "=" in word)
+    for word in words:
+        setting, equals, value = word.partition("=")
+        if equals:
+            settings[setting_name(setting)] = setting_value(value)
     engine.config.replace(**settings)  # a wrong one is told now and not in the middle
     return lambda question: _ask(engine, source, question, settings, cold="cold" in words)
-
-
-def _setting(word: str) -> tuple[str, Any]:
-    name, _, value = word.partition("=")
-    try:
-        return name, json.loads(value)
-    except json.JSONDecodeError:
-        return name, value
 
 
 def _llama_cpp(engine: NestEngine, gguf: Path | None, limit: int) -> Callable[[str], Sample]:

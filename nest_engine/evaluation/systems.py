@@ -105,9 +105,8 @@ def sweep(text: str, base: System) -> list[System]:
         ConfigError: If the text is malformed, or a name or value is unknown.
     """
     name, equals, values = text.partition("=")
-    name = name.strip().replace("-", "_")
-    name = _NAMES.get(name, name)
-    parsed = [_value(value.strip()) for value in values.split(",") if value.strip()]
+    name = setting_name(name)
+    parsed = [setting_value(value.strip()) for value in values.split(",") if value.strip()]
     if not equals or not parsed:
         raise ConfigError(f"--sweep {text!r}: give a setting and its values, as in --sweep gamma=5e-4,5e-2")
     return [
@@ -116,7 +115,13 @@ def sweep(text: str, base: System) -> list[System]:
     ]
 
 
-def _value(text: str) -> Any:
+def setting_name(text: str) -> str:
+    """A setting's name as `NestConfig` has it, from that name, a flag's, or the paper's."""
+    name = text.strip().replace("-", "_")
+    return _NAMES.get(name, name)
+
+
+def setting_value(text: str) -> Any:
     """A number where it is one, None for `none`, a truth value for `true` and `false`, else the text."""
     words = {"none": None, "true": True, "false": False}
     if text.lower() in words:

@@ -8,7 +8,6 @@ by rounding only.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,19 +33,17 @@ class PackedWeights:
     def __init__(self, layers: dict[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]) -> None:
         """Use some forward passes for some layers, from now on."""
         self._layers = layers
-        self._lock = threading.Lock()
         self._use()
 
     @contextmanager
     def off(self) -> Iterator[None]:
         """Use the layers' own weights in the block: the model as transformers made it. No other thread may run it."""
-        with self._lock:
-            for layer in self._layers:
-                del layer.__dict__["forward"]
-            try:
-                yield
-            finally:
-                self._use()
+        for layer in self._layers:
+            del layer.__dict__["forward"]
+        try:
+            yield
+        finally:
+            self._use()
 
     def _use(self) -> None:
         for layer, forward in self._layers.items():

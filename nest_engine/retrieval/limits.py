@@ -62,8 +62,9 @@ class LimitedSource:
         self.source = source
         self.timeout = timeout
         self.max_characters = max_characters
-        self._slots = threading.Semaphore(max_hanging)
         self._max_hanging = max_hanging
+        self._hanging: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     @property
     def min_relevance(self) -> float | None:
@@ -83,37 +84,28 @@ class LimitedSource:
     def _search(self, query: str, k: int) -> list[ScoredPassage]:
         if self.timeout is None:
             return list(self.source.search(query, k))
+        name = type(self.source).__name__
+        with self._lock:
+            self._hanging = [thread for thread in self._hanging if thread.is_alive()]
+            if len(self._hanging) >= self._max_hanging:
+                raise SourceError(
+                    f"{name}: {self._max_hanging} searches are still hanging, so no other is tried: restart the store"
+                )
         answers: queue.SimpleQueue[list[ScoredPassage] | BaseException] = queue.SimpleQueue()
-        late = threading.Event()
-        lock = threading.Lock()
-        done = False
 
         def run() -> None:
-            nonlocal done
-            answer: list[ScoredPassage] | BaseException
             try:
-                answer = list(self.source.search(query, k))
+                answers.put(list(self.source.search(query, k)))
             except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                answer = error
-            answers.put(answer)
-            with lock:
-                done = True
-                if late.is_set():
-                    self._slots.release()
+                answers.put(error)
 
-        name = type(self.source).__name__
-        if not self._slots.acquire(blocking=False):
-            raise SourceError(
-                f"{name}: {self._max_hanging} searches are still hanging, so no other is tried: restart the store"
-            )
-        self._slots.release()
-        threading.Thread(target=run, name="nest-search", daemon=True).start()
+        thread = threading.Thread(target=run, name="nest-search", daemon=True)
+        thread.start()
         try:
             answer = answers.get(timeout=self.timeout)
         except queue.Empty:
-            with lock:
-                if not done and self._slots.acquire(blocking=False):
-                    late.set()
+            with self._lock:
+                self._hanging.append(thread)
             raise SourceError(
                 f"{name}.search took longer than {self.timeout:g} seconds: check the store, or raise the timeout"
             ) from None
