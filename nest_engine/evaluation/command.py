@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from nest_engine.evaluation.runner import Measured
     from nest_engine.evaluation.systems import ConfigOf, System
     from nest_engine.evaluation.tasks import Task
+    from nest_engine.lm.prompts import Task as Wording
     from nest_engine.passages import Passage
     from nest_engine.retrieval.source import PassageSource
 
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_SYSTEMS = "lm,ra,knn-lm,nest,ra-nest,lossless,top passage,best sentence"
 FORMATS = ("squad", "nq-open", "truthfulqa", "wikitext", "jsonl", "mmlu")
+WORDINGS = ("question", "brief", "chat")
+"""`nest_engine.lm.prompts.Task`: those that suit questions."""
 OBJECTIVES = ("recall", "recall@20", "f1")
 ANSWER_TOKENS = 64
 _SIZED = 20  # how many datastores are looked at for their size
@@ -43,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--without-gold", action="store_true", help="take the passages that hold its answer from each question"
     )
+    parser.add_argument("--wording", choices=WORDINGS, default="question", help="how questions are asked (question)")
     parser.add_argument("--base", metavar="SYSTEM", help="what the others are compared with (ra, else lm)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep answers and results there; a second run goes on")
 
@@ -132,7 +136,8 @@ def _prepare(
     engine = tools.engine(tools.config_of("nest"))
     source = tools.source(passages) if passages else None
     collection = f"{type(source).__name__} {digest_passages(passages)}"
-    return _Work(task, passages, engine, source, collection, kept, getattr(chosen, "without_gold", False))
+    asked: dict[str, Any] = {name: getattr(chosen, name) for name in ("without_gold", "wording") if name in chosen}
+    return _Work(task, passages, engine, source, collection, kept, **asked)
 
 
 def calibrate(chosen: argparse.Namespace, tools: Tools) -> dict[str, Any]:
@@ -232,6 +237,7 @@ class _Work:
     collection: str
     answers: AnswerFile
     without_gold: bool = False
+    wording: Wording = "question"
 
     def measure(self, systems: list[System], perplexity: bool, bar: Callable[[str, int], Any]) -> Measured:
         """Do everything that the task and the arguments ask for."""
@@ -302,7 +308,9 @@ class _Work:
         from nest_engine.retrieval.source import ListSource
 
         source = self.source or ListSource([])
-        runner = Runner(self.engine, source, self.collection, self.answers, without_gold=self.without_gold)
+        runner = Runner(
+            self.engine, source, self.collection, self.answers, without_gold=self.without_gold, wording=self.wording
+        )
         with bar("answering", len(systems) * len(self.task.questions)) as report:
             runner.run(systems, self.task.questions, measured, report)
 
@@ -357,6 +365,7 @@ def _protocol(work: _Work, chosen: argparse.Namespace) -> dict[str, Any]:
         "split": chosen.split,
         "items": len(work.task.items),
         "passages": len(work.passages),
+        **({"wording": work.wording} if work.wording != "question" else {}),
         **({"without": "passages that hold the answer"} if work.without_gold else {}),
         "source": type(work.source).__name__ if work.source is not None else "none",
         "answer_tokens": work.engine.config.max_new_tokens,

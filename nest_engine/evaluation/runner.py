@@ -15,6 +15,7 @@ from nest_engine.evaluation.metrics import HEAD_TOKENS, Ratio, measure
 from nest_engine.evaluation.systems import System
 from nest_engine.evaluation.tasks import Question
 from nest_engine.generation import Generation
+from nest_engine.lm.prompts import Task as Wording
 from nest_engine.passages import Passage, ScoredPassage
 from nest_engine.retrieval.source import PassageSource
 
@@ -80,6 +81,7 @@ class Runner:
         answers: AnswerFile,
         *,
         without_gold: bool = False,
+        wording: Wording = "question",
     ) -> None:
         """Prepare.
 
@@ -89,12 +91,15 @@ class Runner:
             collection: Says what the source searches and how: a part of every settings digest.
             answers: Where answers are kept, and found again.
             without_gold: Take the passages that hold a question's answer out of what is found for it.
+            wording: How questions are put to the model.
         """
         self._engine = engine
         self._source = source
         self._answers = answers
         self._without_gold = without_gold
-        self._surroundings = (engine.model.lm.fingerprint, collection, *(["without gold"] if without_gold else []))
+        self._wording = wording
+        unusual = [*(["without gold"] if without_gold else []), *([wording] if wording != "question" else [])]
+        self._surroundings = (engine.model.lm.fingerprint, collection, *unusual)
 
     def run(
         self,
@@ -141,7 +146,8 @@ class Runner:
         if config.uses_keys and config.datastore == "passages":
             # Keys are kept: what is timed is the second question about a passage, not the first.
             self._engine.encode(self._search(question, config.top_passages), config)
-        generation = self._engine.generate(question.text, source=self._source_for(question), config=config)
+        source = self._source_for(question)
+        generation = self._engine.generate(question.text, source=source, config=config, task=self._wording)
         return self._judged(generation)
 
     def _judged(self, generation: Generation) -> Answer:

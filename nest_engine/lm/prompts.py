@@ -15,11 +15,11 @@ from nest_engine.passages import Passage
 
 logger = logging.getLogger(__name__)
 
-Task = Literal["question", "article", "chat", "raw"]
+Task = Literal["question", "brief", "article", "chat", "raw"]
 """How a prompt is worded.
 
-`question` and `article` use the paper's wording; `chat` passes the text or messages on as they
-are; `raw` uses no chat template at all.
+`question` and `article` use the paper's wording; `brief` puts the background first and asks for
+one sentence; `chat` passes the text or messages on as they are; `raw` uses no chat template at all.
 """
 
 Message = Mapping[str, Any]
@@ -171,7 +171,7 @@ def join_passages(passages: Sequence[Passage]) -> str:
 
 
 def _word(text: str, passages: Sequence[Passage], task: Task) -> str:
-    """The paper's zero-shot prompts (appendix)."""
+    """The paper's zero-shot prompts (appendix), and ours: `brief` and what `chat` says of passages."""
     background = join_passages(passages)
     if task == "question":
         if not background:
@@ -180,6 +180,10 @@ def _word(text: str, passages: Sequence[Passage], task: Task) -> str:
             "Answer the question with the background context as reference. "
             f"Background: {background}\n Question: {text} Answer:"
         )
+    if task == "brief":
+        if not background:
+            return f"Answer in one sentence.\nQuestion: {text}"
+        return f"{background}\n\nAnswer in one sentence, from the text above.\nQuestion: {text}"
     if task == "article":
         if not background:
             return f"Write an article.\n Article:{text}"

@@ -58,6 +58,18 @@ def test_what_is_recorded_is_what_the_engine_says(engine, tmp_path):
     assert row["seconds"] > row["decode_seconds"] > 0
 
 
+def test_wordings_are_asked_and_kept_apart(engine, tmp_path):
+    kept, asked = AnswerFile(tmp_path / "a.jsonl"), {}
+    systems = systems_of(["lm"], config_of)
+    for wording in ("question", "brief", "chat"):
+        runner = Runner(engine, ListSource(PASSAGES), "c", kept, wording=wording)
+        asked[wording] = runner.answer(systems[0], QUESTIONS[0]).text
+        expected = engine.generate(QUESTIONS[0].text, config=systems[0].config, task=wording).text
+        assert asked[wording] == expected
+    assert len(kept.results) == 3
+    assert len(set(asked.values())) > 1
+
+
 def test_runs_go_across_passages_of_one_document(engine):
     one = [Passage(text=p.text, title=p.title, id=p.id, document_id="all") for p in PASSAGES]
     settings = {"passages": one, "mode": "nest", "max_new_tokens": 60, "span_tokens": 3, "gamma": 5e-4, "delta": 1.0}

@@ -58,6 +58,12 @@ def stock(messages, kind: str = "bytes", **arguments) -> list[int]:
             "Answer the question with the background context as reference. Background: T\nfirst\n\nsecond\n"
             " Question: Why? Answer:",
         ),
+        ("brief", False, "Answer in one sentence.\nQuestion: Why?"),
+        (
+            "brief",
+            True,
+            "T\nfirst\n\nsecond\n\nAnswer in one sentence, from the text above.\nQuestion: Why?",
+        ),
         ("article", False, "Write an article.\n Article:Why?"),
         (
             "article",
@@ -68,7 +74,7 @@ def stock(messages, kind: str = "bytes", **arguments) -> list[int]:
         ("raw", False, "Why?"),
     ],
 )
-def test_the_papers_prompts(task, background, expected):
+def test_the_prompts_of_tasks(task, background, expected):
     texts = [Passage("first", title="T"), Passage("second")] if background else []
     prompt = builder(chat_template=None).build("Why?", task=task, passages=texts)
     assert spelled(prompt.ids) == expected
